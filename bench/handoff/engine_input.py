@@ -3,10 +3,11 @@
     engine_input.py HANDSHAKE PEER_INPUT CACHE_GB
 
 The threads of the sockets, the decoder, the receiver cache and the plugin `chiasm_vllm` are the
-real ones. A request ends as soon as its tensors are there. At that moment, after the decoder and
-the receiver cache, the clock is read; for a request without images after the decoder.
-`handoff_report(request_id, keep)` returns the clock and a checksum of the patches. Without `keep`
-it drops the item from the receiver cache, as later requests would pay for releasing its memory.
+real ones. A request ends as soon as the engine has its tensors. The clock is read at that moment:
+after the decoder and the receiver cache, or after the decoder for a request without images.
+`handoff_report(request_id, keep)` returns this time and a checksum of the patches. Without `keep`
+it drops the item from the receiver cache, because later requests would pay for releasing its
+memory.
 
 HANDSHAKE is the address at which a frontend waits for an engine. PEER_INPUT is the input socket of
 a second frontend, which gets no outputs. Each frontend relies on a receiver cache of its own, so
@@ -99,8 +100,8 @@ class EngineInput(EngineCoreProc):
         """Does nothing: the requests have ended."""
 
     def handoff_report(self, request_id, keep):
-        """Returns the time at which the request's tensors were there, and their checksum. Waits
-        for the request."""
+        """Waits for the request. Returns the time at which its tensors were complete, and their
+        checksum."""
 
         def has_arrived():
             return self._last and self._last[0] == request_id

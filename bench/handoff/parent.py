@@ -23,8 +23,8 @@ def orders():
 
 
 def run(main, *arguments):
-    """Runs `main` and ends this process at once, as the interpreter would first release all of
-    torch and vLLM."""
+    """Runs `main`, then ends this process without the interpreter's clean-up, which would release
+    all of torch and vLLM."""
     code = 1
     try:
         main(*arguments)

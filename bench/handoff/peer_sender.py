@@ -1,17 +1,22 @@
-"""The peers' process with the pixels. It gets orders over pipes, one JSON object per line.
+"""The process that sends images in the peers' ways. It takes orders over pipes, one JSON object per
+line.
 
     peer_sender.py ENGINE_INPUT SEGMENTS
 
     in   {"way": "aux", "pickle" or "msgpack", "id": text, "height": patches, "width": patches,
           "seed": number}
+    in   {"way": "hash", "bytes": number}
     out  {"start": ns, "end": ns or null, "checksum": number or null}
 
 `aux` sends the item with vLLM's encoder to the engine's input socket at ENGINE_INPUT, which this
 process binds; the engine reports the end. The other ways send the item through a segment of shared
-memory to a fork of this process, with messages at SEGMENTS. Items are made before their first use
-and kept. The first line out has the versions, when the engine has connected.
+memory to a fork of this process, with messages at SEGMENTS. `hash` hashes an image whose file has
+this number of bytes. Items are made at their first use,
+outside of the measured time, and kept. The first line out has the versions; it is sent when the
+engine has connected.
 """
 
+import os
 import platform
 import sys
 import time
@@ -21,7 +26,10 @@ import msgspec
 import torch
 import vllm
 import zmq
+from PIL import Image
+from vllm.multimodal.hasher import MultiModalHasher
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+from vllm.multimodal.media import MediaWithBytes
 from vllm.sampling_params import SamplingParams
 from vllm.v1.engine import EngineCoreRequest, EngineCoreRequestType
 from vllm.v1.serial_utils import MsgpackEncoder
@@ -38,6 +46,8 @@ TIMEOUT_MS = 20_000
 # As in our own requests.
 IMAGE_TOKENS = 16
 IMAGE_TOKEN = 151655
+# Part of what vLLM hashes.
+MODEL_ID = "Qwen/Qwen2-VL-2B-Instruct"
 
 
 @lru_cache(maxsize=None)
@@ -97,6 +107,19 @@ def send_segment(receiver, order, data):
     return {"start": start, "end": end, "checksum": checksum}
 
 
+@lru_cache(maxsize=None)
+def loaded_image(size):
+    """Returns an image as vLLM's frontend has it after loading: with the bytes of its file."""
+    return MediaWithBytes(Image.new("RGB", (8, 8)), os.urandom(size))
+
+
+def hash_file(order):
+    image = loaded_image(order["bytes"])
+    start = time.monotonic_ns()
+    MultiModalHasher.hash_kwargs("blake3", model_id=MODEL_ID, image=image)
+    return {"start": start, "end": time.monotonic_ns(), "checksum": None}
+
+
 def serve(engine, receiver):
     # The first message says that the engine is ready.
     if not engine.poll(START_TIMEOUT_MS):
@@ -106,6 +129,9 @@ def serve(engine, receiver):
     send({"vllm": vllm.__version__, "pyzmq": zmq.__version__, "python": python})
     encoder = MsgpackEncoder()
     for order in orders():
+        if order["way"] == "hash":
+            send(hash_file(order))
+            continue
         data = item(order["height"], order["width"], order["seed"])
         if order["way"] == "aux":
             send(send_aux_frames(engine, encoder, order, data))

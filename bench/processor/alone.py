@@ -18,7 +18,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 sys.path.append(str(Path(__file__).parents[2] / "python/chiasm_processor"))
-from chiasm_processor.greeting import greeting  # noqa: E402
+from chiasm_processor.greeting import build_greeting  # noqa: E402
 from chiasm_processor.processor import Processor  # noqa: E402
 
 from media import KINDS, Requests  # noqa: E402
@@ -41,10 +41,10 @@ def main(model: str, media: str) -> None:
     torch.set_num_threads(1)
     requests, processor = Requests(Path(media)), Processor(["--model", model])
     # Processes an item of each modality, as the processes' server does before it forks them.
-    greeting(processor)
+    build_greeting(processor)
     serve(
         lambda kind, item, _: (KINDS[kind][0], requests.file(kind, item)),
-        lambda prepared: processor.item(*prepared, {}, {}),
+        lambda prepared: processor.make_item(*prepared, {}, {}),
         checksum,
     )
 

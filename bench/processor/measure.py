@@ -7,7 +7,7 @@ bench-peers processor`.
 prints rows of `xtask/src/bench_peers/row.rs`, one JSON object per line. In each round each side
 has a turn for each case, in an order that is shuffled each time.
 
-| file | is |
+| file | contents |
 |---|---|
 | `media` | a picture and clips that are all different; requests about them |
 | `sides` | all sides |
@@ -31,7 +31,7 @@ import vllm
 
 import media
 from servers import Outcome, copy_model, cores
-from sides import Ask, Sides, started
+from sides import Measure, Sides, started
 
 # The numbers of requests in a turn: ours, theirs.
 REPEATED = {"image": (100, 10), "video": (30, 2)}
@@ -67,29 +67,29 @@ class Run:
             print(f"round {number} of {rounds}" if is_warm else "warming up", file=sys.stderr)
             turns = list(self._turns())
             self._random.shuffle(turns)
-            for case, side, ask, kind, items in turns:
+            for case, side, measure_side, kind, items in turns:
                 if REPEATED_ITEM in items:
                     # Other items may have evicted it from caches.
-                    ask(kind, [REPEATED_ITEM], self._new_questions(1))
-                outcome = ask(kind, items, self._new_questions(len(items)))
+                    measure_side(kind, [REPEATED_ITEM], self._new_questions(1))
+                outcome = measure_side(kind, items, self._new_questions(len(items)))
                 if is_warm:
                     outcomes[case, side].append(outcome)
         for (case, side), results in outcomes.items():
             self._add(case, side, results)
 
-    def _turns(self) -> Iterator[tuple[str, str, Ask, str, list[int]]]:
+    def _turns(self) -> Iterator[tuple[str, str, Measure, str, list[int]]]:
         for kind in NEW:
-            for side, ask in self._sides.frontends.items():
+            for side, measure_side in self._sides.frontends.items():
                 repeated = REPEATED[kind][0 if side == OURS else 1]
-                yield f"repeated {kind}", side, ask, kind, [REPEATED_ITEM] * repeated
-                yield f"new {kind}", side, ask, kind, self._new_items(NEW[kind])
+                yield f"repeated {kind}", side, measure_side, kind, [REPEATED_ITEM] * repeated
+                yield f"new {kind}", side, measure_side, kind, self._new_items(NEW[kind])
             many = f"many {kind}s"
             items = self._new_items(MANY[kind] * self._helpers)
-            yield many, "helpers", self._ask_helpers, kind, items
+            yield many, "helpers", self._measure_helpers, kind, items
             yield many, "alone", self._sides.alone, kind, self._new_items(MANY[kind])
             yield many, "item", self._sides.item, kind, self._new_items(MANY[kind])
 
-    def _ask_helpers(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
+    def _measure_helpers(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
         # With this number of clients no helper waits for the next item.
         return self._sides.serve(kind, items, questions, clients=2 * self._helpers + 1)
 
@@ -100,7 +100,10 @@ class Run:
         for kind in NEW:
             questions, items = self._new_questions(COMPARED), self._new_items(COMPARED)
             sides = self._sides.frontends | makers
-            results = {side: ask(kind, items, questions).results for side, ask in sides.items()}
+            results = {
+                side: measure_side(kind, items, questions).results
+                for side, measure_side in sides.items()
+            }
             self.values[kind, OURS, "prompt tokens"] = median(results[OURS])
             for side, reference in (references | {"alone": "item"}).items():
                 pairs = zip(results[side], results[reference], strict=True)

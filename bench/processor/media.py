@@ -1,5 +1,5 @@
-"""The media and the requests: a picture and two clips, made from formulas and seeds, files that
-differ from them in a number only, and a new question in each request.
+"""The media and the requests of the benchmark. A picture and two clips are made from formulas and
+seeds. Further files differ from them only in a number, and each request has a new question.
 
 The picture is one of `bench/peers/make_pictures.py`, which looks like a photograph to a codec. A
 clip is a camera that moves over such a picture: H.264 by libx264, the encoder of PyAV's wheel, on

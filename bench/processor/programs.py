@@ -16,7 +16,8 @@ TAIL_LINES = 15
 
 
 class Program:
-    """A program that runs until `stop`. With `has_pipes` it gets orders and answers by lines."""
+    """A program that runs until `stop`. With `has_pipes` it takes orders and returns answers
+    as lines."""
 
     def __init__(
         self,
@@ -63,7 +64,7 @@ class Program:
 
     def cpu(self) -> float:
         """Returns the seconds of CPU time, user and system, of all threads of the program and of
-        its running processes."""
+        its running descendants."""
         return sum(cpu_time(process) for process in family(self._process.pid))
 
     def stop(self) -> None:

@@ -66,7 +66,7 @@ class Server:
                 raise RuntimeError(self._frontend.failed("is not ready"))
             time.sleep(0.1)
 
-    def ask(self, bodies: list[dict[str, Any]], clients: int) -> Outcome:
+    def send_all(self, bodies: list[dict[str, Any]], clients: int) -> Outcome:
         """Sends all requests with concurrent clients."""
         texts = [json.dumps(body | self._fields).encode() for body in bodies]
         connections = [self._connect() for _ in range(clients)]

@@ -15,13 +15,13 @@ from servers import Outcome, Server
 
 HERE = Path(__file__).parent
 # Measures a side with a kind, items and questions.
-Ask = Callable[[str, list[int], list[int]], Outcome]
+Measure = Callable[[str, list[int], list[int]], Outcome]
 
 
 class Process(Program):
-    """A side that gets orders over pipes."""
+    """A side that takes orders over pipes."""
 
-    def ask(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
+    def measure(self, kind: str, items: list[int], questions: list[int]) -> Outcome:
         answer = self.send({"kind": kind, "items": items, "questions": questions})
         seconds = sum(answer["ms"]) / 1e3
         return Outcome(answer["ms"], seconds, answer.get("cpu"), answer["results"])
@@ -38,19 +38,19 @@ class Sides:
         self._requests, self._server, self._render = requests, server, render
         self._processes = processes
         # The frontends get sequential requests.
-        self.frontends: dict[str, Ask] = {
-            "chiasm": partial(self._ask, server),
-            "render": partial(self._ask, render[0]),
-            "render, no tensors": partial(self._ask, render[1]),
-            "in one process": processes["in one process"].ask,
+        self.frontends: dict[str, Measure] = {
+            "chiasm": partial(self._measure, server),
+            "render": partial(self._measure, render[0]),
+            "render, no tensors": partial(self._measure, render[1]),
+            "in one process": processes["in one process"].measure,
         }
-        self.alone, self.item = processes["alone"].ask, processes["item"].ask
+        self.alone, self.item = processes["alone"].measure, processes["item"].measure
 
     def serve(self, kind: str, items: list[int], questions: list[int], clients: int) -> Outcome:
         """Measures `chiasm serve` with concurrent clients."""
-        return self._ask(self._server, kind, items, questions, clients)
+        return self._measure(self._server, kind, items, questions, clients)
 
-    def _ask(
+    def _measure(
         self,
         server: Server,
         kind: str,
@@ -59,7 +59,7 @@ class Sides:
         clients: int = 1,
     ) -> Outcome:
         pairs = zip(items, questions, strict=True)
-        return server.ask([self._requests.chat(kind, *pair) for pair in pairs], clients)
+        return server.send_all([self._requests.chat(kind, *pair) for pair in pairs], clients)
 
     def wait(self) -> None:
         self._server.wait("/ready")

@@ -1,4 +1,4 @@
-"""The measuring half of a side in a process of its own. It gets orders over pipes, one JSON object
+"""The measuring half of a side in a process of its own. It takes orders over pipes, one JSON object
 per line.
 
     in   {"kind": kind, "items": [number, …], "questions": [number, …]}

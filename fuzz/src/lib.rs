@@ -1,5 +1,8 @@
 //! The properties that hold for any input of the fuzz targets.
 
+#[path = "../../crates/chiasm-video/tests/properties.rs"]
+mod video_properties;
+
 use std::net::IpAddr;
 
 use bytes::Bytes;
@@ -117,4 +120,11 @@ fn assert_is_public_web(url: &Url) {
             assert!(!is_internal, "{url}");
         }
     }
+}
+
+/// Reads the index of a video and cuts frames out of it. The last bytes choose the frames.
+pub fn video(data: &[u8]) {
+    let (file, choice) = data.split_at(data.len().saturating_sub(4));
+    let wanted: Vec<u64> = choice.iter().map(|&byte| byte.into()).collect();
+    video_properties::index_and_cut(file, &wanted, 2);
 }

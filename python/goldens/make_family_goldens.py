@@ -47,6 +47,8 @@ FAMILIES = [
     "qwen_more",
 ]
 KINDS = ["mix", "noise", "checker", "gradient"]
+# The separators of JSON without spaces.
+COMPACT = (",", ":")
 
 
 def main() -> None:
@@ -175,9 +177,11 @@ def versions() -> dict:
     }
 
 
-def write_lines(path: Path, head: dict, key: str, rows: list) -> None:
+def write_lines(
+    path: Path, head: dict, key: str, rows: list, separators: tuple[str, str] | None = None
+) -> None:
     """Writes JSON with one row per line, for readable diffs."""
-    lines = ",\n".join(json.dumps(row) for row in rows)
+    lines = ",\n".join(json.dumps(row, separators=separators) for row in rows)
     fields = "".join(
         f"{json.dumps(name)}: {entry_per_line(value)},\n" for name, value in head.items()
     )

@@ -139,7 +139,7 @@ OUTPUTS: dict[str, dict] = {
     "out_nothing": {"timestamp": 16.5},
     "out_result": {
         "timestamp": 17.5,
-        "utility_output": {"call_id": -7, "result": [True, "generate", {"key": 1.5}]},
+        "utility_output": {"call_id": 2**64 - 8, "result": [True, "generate", {"key": 1.5}]},
     },
     "out_no_result": {"timestamp": 18.5, "utility_output": {"call_id": 8}},
     "out_failure": {

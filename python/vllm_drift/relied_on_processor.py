@@ -5,6 +5,7 @@ from kinds import Code, Group, Values
 INPUTS = "multimodal/inputs.py"
 MEDIA = "multimodal/media/connector.py"
 PROCESSOR = "multimodal/processing/processor.py"
+OPENCV = "multimodal/video_decoders/opencv.py"
 CHAT = "entrypoints/openai/chat_completion/protocol.py"
 HELPER = "python/chiasm_processor/chiasm_processor"
 
@@ -33,6 +34,20 @@ PROCESSORS = (
             Code("transformers_utils/processor.py", "get_video_processor_cls_name"),
             Code(PROCESSOR, "BaseMultiModalProcessor._cached_apply_hf_processor"),
             Code(INPUTS, "MultiModalBatchedField", "MultiModalFlatField", "MultiModalSharedField"),
+        ),
+    ),
+    Group(
+        "vLLM's processor: frames",
+        "the frames of a part of a video, decoded as those of the whole video",
+        (f"{HELPER}/frames.py", "crates/chiasm-processor/src/frames.rs"),
+        (
+            Code(
+                OPENCV,
+                "OpenCVVideoBackendMixin.get_cv2_video_api",
+                "OpenCVVideoBackendMixin.open_video_capture",
+            ),
+            Code(OPENCV, "OpenCVVideoBackendMixin._read_frames_no_recovery"),
+            Code("multimodal/video_decoders/base.py", "check_frame_pixel_limit"),
         ),
     ),
     Group(

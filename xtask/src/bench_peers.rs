@@ -1,10 +1,10 @@
 //! Benchmarks of Chiasm against its peers: `cargo xtask bench-peers BENCH`.
 //!
-//! A benchmark prepares its inputs and runs a measuring program, which prints rows. The rows get
-//! targets, have to be as complete as those of the last page, and are written to `docs/benchmarks`
-//! with a page made from them.
+//! A benchmark prepares its inputs and runs a measuring program, which prints rows. Each row gets
+//! its target. The rows must be as complete as those of the last page. They are written to
+//! `docs/benchmarks`, with a page made from them.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `spec` | the properties of a benchmark |
 //! | `runs` | the runs of measuring programs |
@@ -48,9 +48,11 @@ use std::fs;
 
 use crate::bench_peers::row::Row;
 use crate::bench_peers::spec::Spec;
+use crate::dist::Profile;
 use crate::error::Error;
 use crate::setup::Setup;
 
+pub(crate) use runs::train;
 pub(crate) use spec::Sides as DoorSides;
 
 /// The number of rounds of a short run, which only tests that the benchmark works.
@@ -110,13 +112,19 @@ impl Bench {
         self.spec().has_short_run
     }
 
+    /// Returns `true` if the benchmark runs `chiasm` or an example of its crates. Its page then
+    /// states the cargo profile.
+    pub(crate) fn has_profile(self) -> bool {
+        self.spec().template.contains("{{profile}}")
+    }
+
     pub(crate) fn min_rounds(self) -> u32 {
         self.spec().min_rounds
     }
 }
 
-/// Runs a benchmark. Writes its rows and its page, or prints the page of a short run and of a
-/// comparison with a baseline alone. With `json`, prints the rows.
+/// Runs a benchmark and writes its rows and its page. After a short run, without peers, or in
+/// another profile than `dist`, only prints the page. With `json`, also prints the rows.
 pub(crate) fn run(
     setup: &Setup,
     bench: Bench,
@@ -125,9 +133,16 @@ pub(crate) fn run(
     sides: &DoorSides,
 ) -> Result<(), Error> {
     let spec = bench.spec();
-    let mut rows = judged(spec, &(spec.measure)(setup, rounds, sides)?);
+    let mut measured = (spec.measure)(setup, rounds, sides)?;
+    if bench.has_profile() {
+        let data = programs::profile_data(setup, sides.profile)?;
+        let name = sides.profile.name();
+        let name = if data.is_some() { format!("{name} (PGO)") } else { name.to_owned() };
+        measured.push(Row::new(row::RUN, row::PROFILE, &name, row::OURS));
+    }
+    let mut rows = with_targets(spec, &measured);
     if bench == Bench::Door {
-        rows.extend(door::mean(&rows));
+        rows.extend(door::baseline_mean(&rows));
     }
     if json {
         for line in row::lines(&rows)? {
@@ -142,7 +157,8 @@ pub(crate) fn run(
         return Err(Error::MissingRows { bench: spec.name, rows: missing.join("; ") });
     }
     let page = page::write(spec, &rows)?;
-    if rounds == SHORT_ROUNDS || !sides.has_peers() {
+    let is_shipped = sides.profile == Profile::Dist;
+    if rounds == SHORT_ROUNDS || !sides.has_peers() || !is_shipped {
         setup.output.print_line(&page)?;
     } else {
         fs::create_dir_all(&results).map_err(Error::io("create", &results))?;
@@ -162,20 +178,20 @@ pub(crate) fn run(
 }
 
 /// Returns the rows with targets.
-fn judged(spec: &Spec, rows: &[Row]) -> Vec<Row> {
-    let judged = |row: &Row| row.clone().judged(spec.name, (spec.target)(row, rows));
-    rows.iter().map(judged).collect()
+fn with_targets(spec: &Spec, rows: &[Row]) -> Vec<Row> {
+    let with_target = |row: &Row| row.clone().with_target(spec.name, (spec.target)(row, rows));
+    rows.iter().map(with_target).collect()
 }
 
-/// Returns the rows that a run must have: those of the last page that are not optional. Without
-/// this check, a run in which a peer did not start or a case was skipped would leave a page that
-/// looks complete.
+/// Returns the rows that a run must have: those of the last page that are not optional. A run in
+/// which a peer did not start or a case was skipped would otherwise leave a page that looks
+/// complete.
 fn expected(spec: &Spec, committed: Vec<Row>, rows: &[Row], sides: &DoorSides) -> Vec<Row> {
     let mut expected = committed;
     if sides.has_peers() {
         expected.retain(|row| !(spec.is_optional)(row, rows));
         expected
     } else {
-        door::against_baseline(&expected)
+        door::baseline_rows(&expected)
     }
 }

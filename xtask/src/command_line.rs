@@ -48,6 +48,8 @@ pub(crate) enum Command {
     },
     /// Checks format, lints and unit tests of changed crates.
     Check,
+    /// Records the profile for release builds.
+    Pgo,
     /// Builds the release artifacts.
     Dist {
         profile: Profile,
@@ -87,6 +89,7 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         "clients-env" => Command::ClientsEnv,
         "record-clients" => Command::RecordClients,
         "models" => Command::Models,
+        "pgo" => Command::Pgo,
         "dist" => Command::Dist { profile: Profile::Dist, target: None, test: false },
         "agent-proto" => Command::AgentProto,
         "models-page" => Command::ModelsPage,
@@ -153,10 +156,9 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
                 *rounds = SHORT_ROUNDS
             }
             ("--test", Command::Dist { test, .. }) => *test = true,
-            ("--profile", Command::Dist { profile, .. }) => {
-                let found = flags.next().map(String::as_str).unwrap_or_default();
-                *profile = Profile::from_name(found)
-                    .ok_or_else(|| Error::Profile { found: found.to_owned() })?;
+            ("--profile", Command::Dist { profile, .. }) => *profile = cargo_profile(flags.next())?,
+            ("--profile", Command::BenchPeers { bench, sides, .. }) if bench.has_profile() => {
+                sides.profile = cargo_profile(flags.next())?;
             }
             ("--target", Command::Dist { target, .. }) => {
                 let found = flags.next().map(String::as_str).unwrap_or_default();
@@ -202,6 +204,12 @@ pub(crate) fn parse(arguments: &[String]) -> Result<Command, Error> {
         test_steps::select(steps)?;
     }
     Ok(command)
+}
+
+/// Returns the cargo profile with this name.
+fn cargo_profile(name: Option<&String>) -> Result<Profile, Error> {
+    let found = name.map(String::as_str).unwrap_or_default();
+    Profile::from_name(found).ok_or_else(|| Error::Profile { found: found.to_owned() })
 }
 
 /// Returns the supported version with this name, which may be short: `0.33`.
@@ -434,16 +442,22 @@ mod tests {
     }
 
     #[test]
-    fn door_takes_baseline_peers_engines() {
-        let sides =
-            DoorSides { baseline: Some("/other/chiasm".into()), with_peers: true, engines: 2 };
+    fn door_takes_its_flags() {
+        let sides = DoorSides {
+            baseline: Some("/other/chiasm".into()),
+            with_peers: true,
+            engines: 2,
+            profile: Profile::Release,
+        };
         let door = Command::BenchPeers { bench: Bench::Door, rounds: 7, json: false, sides };
-        let line = "bench-peers door --baseline /other/chiasm --engines 2 --with-peers";
+        let line = "bench-peers door --baseline /other/chiasm --engines 2 --with-peers \
+                    --profile release";
         assert_eq!(parse_words(line).unwrap(), door);
         for line in [
             "bench-peers door --baseline",
             "bench-peers door --engines 0",
             "bench-peers index --engines 1",
+            "bench-peers index --profile release",
         ] {
             assert!(parse_words(line).is_err(), "{line}");
         }

@@ -37,8 +37,8 @@ pub(crate) fn missing_packages(package: &str) -> Result<Vec<String>, Error> {
     let mut simulate = Command::new("apt-get");
     simulate.args(["--simulate", "--no-install-recommends", "install", package]);
     let plan = child::read(&mut simulate, "apt-get --simulate install")?;
-    let installed = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next());
-    Ok(installed.map(str::to_owned).collect())
+    let to_install = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next());
+    Ok(to_install.map(str::to_owned).collect())
 }
 
 /// Downloads the packages and unpacks them below `path`.

@@ -13,7 +13,7 @@ use crate::setup::Setup;
 use crate::vllm_env;
 use crate::vllm_overlay::{self, NEWEST};
 use crate::workspace::{VERSION, Workspace};
-use crate::{models, notices, python, sbom, wheel};
+use crate::{build_profile, models, notices, python, sbom, wheel};
 
 const MAKE_WHEEL: &str = "python/wheel/make_wheel.py";
 const SBOM: &str = "chiasm.cdx.json";
@@ -36,7 +36,7 @@ impl Profile {
         [Self::Dist, Self::Release].into_iter().find(|profile| profile.name() == name)
     }
 
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Dist => "dist",
             Self::Release => "release",
@@ -75,7 +75,8 @@ pub(crate) fn run(
     }
     fs::create_dir_all(&out).map_err(Error::io("create", &out))?;
     let built = build(setup, profile, target)?;
-    let system = target.map_or_else(|| host(workspace), |target| Ok(target.name().to_owned()))?;
+    let system = target
+        .map_or_else(|| build_profile::host(workspace), |target| Ok(target.name().to_owned()))?;
     let binary = out.join(format!("chiasm-{VERSION}-{system}"));
     match target {
         None => strip(&built, &binary)?,
@@ -88,7 +89,7 @@ pub(crate) fn run(
     notices::write(&sources, &texts)?;
     let wheel = make_wheel(workspace, &binary, Some((&bill, &texts)), &out)?;
     check_size(&wheel)?;
-    sum(&out)?;
+    write_checksums(&out)?;
     Ok(Artifacts { folder: out, binary, wheel })
 }
 
@@ -112,11 +113,24 @@ fn build(setup: &Setup, profile: Profile, target: Option<Target>) -> Result<Path
         }
     };
     cargo.args(profile.arguments());
+    let mut target_folder = target.map_or("", Target::name).to_owned();
+    if target.is_none() && profile == Profile::Dist {
+        match build_profile::find(&setup.workspace)? {
+            Some(data) => {
+                target_folder = build_profile::use_data(&setup.workspace, &mut cargo, &data)?;
+                setup
+                    .output
+                    .print_line(&format!("building with the profile {}", data.display()))?;
+            }
+            None => setup
+                .output
+                .print_line("building without a profile: `cargo xtask pgo` records one")?,
+        }
+    }
     let what = format!("cargo build {}", profile.arguments().join(" "));
     child::run(&mut cargo, &what, &Output::Terminal, &Cancel::default())?;
     let folder =
         std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| PathBuf::from("target"), PathBuf::from);
-    let target_folder = target.map_or("", Target::name);
     Ok(setup.workspace.root.join(folder).join(target_folder).join(profile.name()).join("chiasm"))
 }
 
@@ -141,14 +155,6 @@ pub(crate) fn make_wheel(
     child::read(&mut python, MAKE_WHEEL).map(PathBuf::from)
 }
 
-/// Returns the target triple of this system.
-fn host(workspace: &Workspace) -> Result<String, Error> {
-    let mut rustc = Command::new("rustc");
-    let printed = child::read(rustc.arg("-vV").current_dir(&workspace.root), "rustc -vV")?;
-    let host = printed.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).ok_or(Error::Unreadable { what: "rustc -vV".to_owned(), printed })
-}
-
 /// Writes the binary without symbols.
 fn strip(built: &Path, binary: &Path) -> Result<(), Error> {
     let mut strip = Command::new("strip");
@@ -166,7 +172,7 @@ fn check_size(wheel: &Path) -> Result<(), Error> {
 }
 
 /// Writes the checksums of all files in the folder, in the format of `sha256sum --check`.
-fn sum(out: &Path) -> Result<(), Error> {
+fn write_checksums(out: &Path) -> Result<(), Error> {
     let entries = fs::read_dir(out).map_err(Error::io("list", out))?;
     let mut names: Vec<_> =
         entries.flatten().map(|entry| entry.file_name()).filter(|name| name != SUMS).collect();
@@ -182,11 +188,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_exclude_their_own_file() {
+    fn checksums_exclude_their_own_file() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("b"), "b").unwrap();
         fs::write(dir.path().join("a"), "abc").unwrap();
-        sum(dir.path()).unwrap();
+        write_checksums(dir.path()).unwrap();
         let first = fs::read_to_string(dir.path().join(SUMS)).unwrap();
         assert!(
             first.starts_with(
@@ -194,7 +200,7 @@ mod tests {
             ),
             "{first}"
         );
-        sum(dir.path()).unwrap();
+        write_checksums(dir.path()).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(SUMS)).unwrap(), first);
         assert_eq!(first.lines().count(), 2);
     }

@@ -14,13 +14,16 @@ use crate::setup::Setup;
 use crate::vllm_env::VllmEnv;
 
 /// The scripts. Each runs in the repository's root and writes its files where the tests read them.
-const SCRIPTS: [Script; 7] = [
+const SCRIPTS: [Script; 11] = [
     Script::new("python/goldens/make_vision_goldens.py", Arguments::None),
     Script::new(
         "python/goldens/make_vision_kwargs_goldens.py",
         Arguments::Models(&["qwen2vl", "qwen25vl", "qwen3vl"]),
     ),
     Script::new("python/goldens/make_family_goldens.py", Arguments::None),
+    Script::new("python/goldens/make_engine_kwargs_goldens.py", Arguments::None),
+    Script::new("python/goldens/make_video_plan_goldens.py", Arguments::None),
+    Script::new("python/goldens/make_video_pixel_goldens.py", Arguments::None),
     Script::new(
         "python/goldens/make_largest_item_goldens.py",
         Arguments::Models(&[
@@ -40,6 +43,7 @@ const SCRIPTS: [Script; 7] = [
         ]),
     ),
     Script::new("python/media_goldens/make_media_goldens.py", Arguments::None),
+    Script::new("python/video_goldens/make_video_goldens.py", Arguments::None),
     Script::new("python/prompt_goldens/make_prompt_goldens.py", Arguments::None),
     Script::new(
         "python/parse_goldens/make_parse_goldens.py",

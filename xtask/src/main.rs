@@ -18,11 +18,12 @@
 //! | `versions_page` | `docs/versions.md`: the supported versions of vLLM |
 //! | `models_page` | `docs/models.md`: the models of vLLM and how they are served |
 //! | `models` | tiny random models |
-//! | `structure` | lines per crate, circles of files and the order of modules, with limits |
+//! | `structure` | lines per crate, cycles of files and the order of modules, with limits |
 //! | `page_links`, `comment_width` | tests of links in the documentation and of the width of comments |
 //! | `agent_proto` | the generated code of the agent protocol |
 //! | `goldens` | golden files, made again and compared |
 //! | `dist`, `sbom`, `notices` | release artifacts, their bill of materials and licences |
+//! | `pgo`, `build_profile` | profile-guided optimisation of the binaries of releases |
 //! | `cross` | binaries for other systems and for older ones |
 //! | `wheel` | tests of the wheel beside a real vLLM |
 //! | `soak` | the soak test for any number of minutes |
@@ -36,6 +37,7 @@
 
 mod agent_proto;
 mod bench_peers;
+mod build_profile;
 mod cargo;
 mod check;
 mod child;
@@ -60,6 +62,7 @@ mod notices;
 mod outcome;
 #[cfg(test)]
 mod page_links;
+mod pgo;
 mod plugin;
 mod prometheus;
 mod python;
@@ -162,7 +165,7 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
             }
         }
         // An unoptimized build generates load too slowly for measurements.
-        Command::BenchPeers { .. } if cfg!(debug_assertions) => {
+        Command::BenchPeers { .. } | Command::Pgo if cfg!(debug_assertions) => {
             return rerun_in_release(&setup()?, arguments);
         }
         Command::BenchPeers { bench, rounds, json, sides } => {
@@ -171,6 +174,7 @@ fn run(command: Command, arguments: &[String]) -> Result<ExitCode, Error> {
         Command::VllmDrift { version, write } => {
             return vllm_drift::run(&setup()?, &version, write).map(exit_code);
         }
+        Command::Pgo => println!("{}", pgo::make(&setup()?)?.display()),
         Command::Dist { profile, target, test } => {
             let setup = setup()?;
             let artifacts = dist::run(&setup, profile, target)?;

@@ -1,11 +1,11 @@
-//! Measures the structure of the code: lines per crate, circles of files, arrows against the order
+//! Measures the structure of the code: lines per crate, cycles of files, arrows against the order
 //! of modules, and errors that are strings. `limits.rs` has the limits, `orders.rs` the orders.
 //!
-//! A circle is a dependency cycle, an arrow a dependency of one file or module on another. Tests
-//! are not counted: items under `#[cfg(test)]`, files that only such items declare, and test
-//! functions.
+//! A cycle is a group of files that depend on each other, an arrow a dependency of one file or
+//! module on another. Tests are not counted: items under `#[cfg(test)]`, files that only such items
+//! declare, and test functions.
 
-mod circles;
+mod cycles;
 mod limits;
 mod orders;
 mod references;
@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use self::circles::Arrows;
+use self::cycles::Arrows;
 use self::limits::{LIMITS, Limits};
 use self::source::Package;
 
@@ -47,7 +47,7 @@ pub(crate) struct Report {
 struct Measured {
     package: Package,
     arrows: Arrows,
-    circles: Vec<BTreeSet<usize>>,
+    cycles: Vec<BTreeSet<usize>>,
     violations: BTreeSet<String>,
 }
 
@@ -56,20 +56,20 @@ pub(crate) fn measure(root: &Path) -> Result<Report, StructureError> {
     measure_against(root, &LIMITS)
 }
 
-/// Describes one crate: the items that the files of its circles use from each other, and its arrows
+/// Describes one crate: the items that the files of its cycles use from each other, and its arrows
 /// against the order.
 pub(crate) fn describe(root: &Path, name: &str) -> Result<String, StructureError> {
     let found = source_folders(root)?.into_iter().find(|(package, _)| package == name);
     let unknown = || StructureError::UnknownCrate { name: name.to_owned() };
     let (_, src) = found.ok_or_else(unknown)?;
-    let Measured { package, arrows, circles, violations } = read(name, &src, &LIMITS)?;
+    let Measured { package, arrows, cycles, violations } = read(name, &src, &LIMITS)?;
     let lines = package.product_lines();
-    let mut text = format!("{name}: {lines} lines without tests, {} circles\n", circles.len());
-    for circle in &circles {
-        text.push_str(&format!("\ncircle of {} files\n", circle.len()));
+    let mut text = format!("{name}: {lines} lines without tests, {} cycles\n", cycles.len());
+    for cycle in &cycles {
+        text.push_str(&format!("\ncycle of {} files\n", cycle.len()));
         let mut lines = BTreeSet::new();
         for ((from, to), items) in &arrows {
-            if circle.contains(from) && circle.contains(to) {
+            if cycle.contains(from) && cycle.contains(to) {
                 let from = &package.files[*from].path;
                 let to = &package.files[*to].path;
                 lines.insert(format!("  {from} → {to}: {}\n", joined(items, ", ")));
@@ -89,7 +89,7 @@ fn measure_against(root: &Path, limits: &Limits) -> Result<Report, StructureErro
     }
     let mut report = Report::default();
     report.add_lines(&measured, limits);
-    report.add_circles(&measured, limits);
+    report.add_cycles(&measured, limits);
     let violations: Vec<String> =
         measured.iter().flat_map(|package| package.violations.clone()).collect();
     report.add(&format!("\narrows against the order: {}", violations.len()));
@@ -124,28 +124,28 @@ impl Report {
         }
     }
 
-    fn add_circles(&mut self, measured: &[Measured], limits: &Limits) {
-        let mut circles: Vec<(&Package, &BTreeSet<usize>)> = Vec::new();
-        for Measured { package, circles: found, .. } in measured {
-            circles.extend(found.iter().map(|circle| (package, circle)));
+    fn add_cycles(&mut self, measured: &[Measured], limits: &Limits) {
+        let mut cycles: Vec<(&Package, &BTreeSet<usize>)> = Vec::new();
+        for Measured { package, cycles: found, .. } in measured {
+            cycles.extend(found.iter().map(|cycle| (package, cycle)));
         }
-        circles.sort_by_key(|(_, circle)| Reverse(circle.len()));
-        let files: usize = circles.iter().map(|(_, circle)| circle.len()).sum();
-        let largest = circles.first().map_or(0, |(_, circle)| circle.len());
+        cycles.sort_by_key(|(_, cycle)| Reverse(cycle.len()));
+        let files: usize = cycles.iter().map(|(_, cycle)| cycle.len()).sum();
+        let largest = cycles.first().map_or(0, |(_, cycle)| cycle.len());
         let numbers = [
-            ("circles of files", circles.len(), limits.circles),
-            ("files in circles", files, limits.files_in_circles),
-            ("files of the largest circle", largest, limits.files_per_circle),
+            ("cycles of files", cycles.len(), limits.cycles),
+            ("files in cycles", files, limits.files_in_cycles),
+            ("files of the largest cycle", largest, limits.files_per_cycle),
         ];
         self.add("");
         for (what, found, limit) in numbers {
             self.add(&format!("{what}: {found} of {limit}"));
             self.check(what, found, limit);
         }
-        for (package, circle) in circles {
-            let paths = circle.iter().map(|file| package.files[*file].path.clone());
+        for (package, cycle) in cycles {
+            let paths = cycle.iter().map(|file| package.files[*file].path.clone());
             let paths = joined(&paths.collect(), " ");
-            self.add(&format!("  {:3} {}: {paths}", circle.len(), package.name));
+            self.add(&format!("  {:3} {}: {paths}", cycle.len(), package.name));
         }
     }
 
@@ -178,11 +178,11 @@ fn joined(words: &BTreeSet<String>, separator: &str) -> String {
 fn read(name: &str, src: &Path, limits: &Limits) -> Result<Measured, StructureError> {
     let package = Package::read(name, src)?;
     let references = references::references(&package);
-    let arrows = circles::arrows(&package, &references);
-    let circles = circles::circles(package.files.len(), &arrows);
+    let arrows = cycles::arrows(&package, &references);
+    let cycles = cycles::cycles(package.files.len(), &arrows);
     let order = limits.orders.iter().find(|order| order.package == name);
     let violations = order.map(|order| order.violations(&package, &references)).unwrap_or_default();
-    Ok(Measured { package, arrows, circles, violations })
+    Ok(Measured { package, arrows, cycles, violations })
 }
 
 /// Returns the names and `src` folders of all packages, sorted by name. A package has a `lib.rs` or

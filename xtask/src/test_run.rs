@@ -122,8 +122,9 @@ fn run_plan(
     let (mut second_thread_steps, main_steps): (Vec<&'static Step>, Vec<&'static Step>) =
         plan.iter().copied().partition(|step| step.runs_on_second_thread());
     // Steps that compile hold cargo's lock. Tests on the other thread would wait for it.
-    let compiled = main_steps.iter().rposition(|step| step.compiles()).map_or(0, |last| last + 1);
-    let (compiling, testing) = main_steps.split_at(compiled);
+    let compiling_steps =
+        main_steps.iter().rposition(|step| step.compiles()).map_or(0, |last| last + 1);
+    let (compiling, testing) = main_steps.split_at(compiling_steps);
     // Without real engines the second thread runs the steps after `tests`.
     let is_shared = second_thread_steps.is_empty() && options.steps.is_empty();
     let (testing, after_tests) =

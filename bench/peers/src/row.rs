@@ -40,17 +40,17 @@ pub struct Metric {
     pub more_is_better: Option<bool>,
 }
 
-/// A metric of which more is better.
+/// Returns a metric of which more is better.
 pub const fn more(name: &'static str, unit: &'static str) -> Metric {
     Metric { name, unit, more_is_better: Some(true) }
 }
 
-/// A metric of which less is better.
+/// Returns a metric of which less is better.
 pub const fn less(name: &'static str, unit: &'static str) -> Metric {
     Metric { name, unit, more_is_better: Some(false) }
 }
 
-/// A metric that says nothing about better or worse.
+/// Returns a metric of which neither more nor less is better.
 pub const fn neutral(name: &'static str, unit: &'static str) -> Metric {
     Metric { name, unit, more_is_better: None }
 }
@@ -86,7 +86,7 @@ impl Row {
     /// Prints the row.
     ///
     /// # Errors
-    /// The row is no JSON, which does not happen.
+    /// The row can't be written as JSON, which does not happen.
     pub fn print(&self) -> Result<(), Box<dyn Error>> {
         println!("{}", serde_json::to_string(self)?);
         Ok(())

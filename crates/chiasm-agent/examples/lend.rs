@@ -162,7 +162,7 @@ fn cpu_ticks(pid: u32) -> f64 {
     words[11].parse::<f64>().unwrap() + words[12].parse::<f64>().unwrap()
 }
 
-/// An observer that fails on any step down.
+/// An observer that panics on any step down.
 struct StrictObserver;
 
 impl MediaObserver for StrictObserver {

@@ -38,7 +38,7 @@ pub(crate) fn delivered_to_message(
     }
 }
 
-/// Parses how a job's items were delivered, and the time until the job was handed to the engine.
+/// Parses the counts of delivered items, and the time until the job was handed to the engine.
 pub(crate) fn delivered_from_message(message: proto::Delivered) -> (MediaDelivery, Duration) {
     let proto::Delivered { cached, shared_memory, inline, unfound, hand_off_us } = message;
     let delivered = MediaDelivery {
@@ -51,7 +51,7 @@ pub(crate) fn delivered_from_message(message: proto::Delivered) -> (MediaDeliver
 }
 
 /// Builds the message of an output. Text is dropped: only backends that take messages produce it,
-/// and no agent has one.
+/// and agents have no such backends.
 pub(crate) fn output_to_message(output: Output) -> proto::Output {
     let Output { choice, content, finish, prefill, prompt_logprobs } = output;
     let (tokens, logprobs) = match content {
@@ -172,7 +172,7 @@ pub(crate) fn failure_to_message(error: &JobError) -> proto::JobFailure {
     }
 }
 
-/// The error of a media item that could not be processed at the agent, in its words.
+/// The agent's message about a media item that it could not process.
 #[derive(Debug)]
 pub(crate) struct RemoteMediaError(String);
 
@@ -184,7 +184,7 @@ impl fmt::Display for RemoteMediaError {
 
 impl std::error::Error for RemoteMediaError {}
 
-/// Parses the error of a job whose constraint came from this field of the client's request.
+/// Parses a job's error. `constraint` is the field of the client's request that has the constraint.
 pub(crate) fn failure_from_message(
     failure: proto::JobFailure,
     constraint: Option<&'static str>,

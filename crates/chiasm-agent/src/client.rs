@@ -96,7 +96,7 @@ pub struct AgentStatus {
 /// An error of a link to an agent.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
-    /// Not an address of an agent.
+    /// The text is not an address.
     #[error("'{0}' is not the address of an agent: expected host:port")]
     Address(String),
     /// The agent can't be reached.

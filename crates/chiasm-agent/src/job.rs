@@ -162,7 +162,7 @@ pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaDetails) -> 
 /// # Errors
 /// The field at fault, and what is wrong with it.
 pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, String)> {
-    let wrong = |field: &str, what: &str| (field.to_owned(), what.to_owned());
+    let invalid = |field: &str, what: &str| (field.to_owned(), what.to_owned());
     let proto::Job {
         // The call identifies the job by it.
         number: _,
@@ -183,9 +183,9 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
         embedded,
         adapter,
     } = message;
-    let sampling = sampling.ok_or_else(|| wrong("sampling_params", "is missing"))?;
+    let sampling = sampling.ok_or_else(|| invalid("sampling_params", "is missing"))?;
     let prompt = expand_repeats(&tokens, &repeats);
-    let prompt = prompt.ok_or_else(|| wrong("tokens", "are malformed, or too many"))?;
+    let prompt = prompt.ok_or_else(|| invalid("tokens", "are malformed, or too many"))?;
     let length = prompt.len();
     let media = media.into_iter().enumerate().map(|(number, item)| {
         item_from_message(item, length)
@@ -195,15 +195,15 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
         let known = THINKING_VARIABLES.into_iter().find(|known| *known == name);
         known
             .map(|name| (name, value))
-            .ok_or_else(|| wrong("chat_template_kwargs", &format!("'{name}' is unknown")))
+            .ok_or_else(|| invalid("chat_template_kwargs", &format!("'{name}' is unknown")))
     };
     Ok(JobParts {
         id: RequestId::new(&request_id)
-            .ok_or_else(|| wrong("request_id", "is not a request id"))?,
+            .ok_or_else(|| invalid("request_id", "is not a request id"))?,
         tokens: prompt,
         media: media.collect::<Result<_, _>>()?,
         sampling: sampling::from_message(sampling)
-            .ok_or_else(|| wrong("sampling_params", "is malformed"))?,
+            .ok_or_else(|| invalid("sampling_params", "is malformed"))?,
         cache_salt,
         priority,
         trace: traceparent.and_then(|parent| TraceContext::parse(&parent, tracestate.as_deref())),
@@ -216,14 +216,14 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
             (true, _) => Stage::Prefill,
             (false, left) if left.is_empty() => Stage::Whole,
             (false, left) => Stage::Decode(
-                KvTransferParams::new(left).ok_or_else(|| wrong("left", "is too long"))?,
+                KvTransferParams::new(left).ok_or_else(|| invalid("left", "is too long"))?,
             ),
         },
         embedded: embedded
             .iter()
             .map(|item| hash(item))
             .collect::<Option<_>>()
-            .ok_or_else(|| wrong("embedded", "is malformed"))?,
+            .ok_or_else(|| invalid("embedded", "is malformed"))?,
         adapter: Some(adapter).filter(|name| !name.is_empty()),
     })
 }

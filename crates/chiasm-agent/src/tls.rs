@@ -177,7 +177,10 @@ impl AgentTls {
             Err(error) => {
                 let error = error.to_string();
                 if current.error.as_ref() != Some(&error) {
-                    tracing::warn!(error, "the new certificate can't be used; the old one stays");
+                    tracing::warn!(
+                        error,
+                        "the new certificate can't be used; the old one stays in use"
+                    );
                     current.error = Some(error);
                 }
             }

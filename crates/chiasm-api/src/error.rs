@@ -3,6 +3,8 @@
 mod anthropic;
 mod openai;
 
+use std::borrow::Cow;
+
 use chiasm_media::{Fault, MediaError};
 use serde_json::Value;
 
@@ -11,6 +13,8 @@ use serde_json::Value;
 const MAX_MESSAGE_CHARS: usize = 2000;
 /// The maximum length of [`ApiError::param`], in characters.
 const MAX_PARAM_CHARS: usize = 300;
+/// The maximum length of client input in an error message, in characters.
+const MAX_EXCERPT_CHARS: usize = 100;
 
 /// The kind of an error. Each API maps it to an error type, and the HTTP server maps it to a
 /// status.
@@ -77,7 +81,7 @@ impl ApiError {
     /// Creates an error for a field that would change the answer but is not implemented.
     pub fn unsupported(param: impl Into<String>) -> Self {
         let param = param.into();
-        let message = format!("'{param}' is not supported; remove it from the request");
+        let message = format!("'{}' is not supported; remove it from the request", excerpt(&param));
         Self { code: "unsupported_field", ..Self::invalid(param, message) }
     }
 
@@ -122,6 +126,14 @@ impl ApiError {
     /// format has no place for the field at fault, so the message names the field.
     pub fn anthropic_body(&self) -> Value {
         anthropic::error_body(self)
+    }
+}
+
+/// Returns the beginning of client input, for an error message.
+pub fn excerpt(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_EXCERPT_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
     }
 }
 
@@ -174,6 +186,8 @@ mod tests {
         let error = ApiError::invalid(long.as_str(), long.as_str());
         assert_eq!(error.message.chars().count(), MAX_MESSAGE_CHARS + 1);
         assert_eq!(error.param.unwrap().chars().count(), MAX_PARAM_CHARS + 1);
+        let message = ApiError::unsupported(long.as_str()).message;
+        assert!(message.chars().count() < 2 * MAX_EXCERPT_CHARS, "{message}");
         let exact = "ö".repeat(MAX_MESSAGE_CHARS);
         assert_eq!(ApiError::internal(exact.as_str()).message, exact);
     }

@@ -29,6 +29,6 @@ pub mod sse;
 mod stream_begin;
 mod stream_end;
 
-pub use error::{ApiError, ErrorKind};
+pub use error::{ApiError, ErrorKind, excerpt};
 pub use stream_begin::LeadingEvent;
 pub use stream_end::{StreamApi, StreamOutcome};

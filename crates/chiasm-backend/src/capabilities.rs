@@ -54,6 +54,11 @@ pub struct Capabilities {
     pub kv: KvSource,
 }
 
+impl Capabilities {
+    /// The number of tokens that stands for an unknown limit.
+    pub const UNLIMITED_TOKENS: usize = u32::MAX as usize;
+}
+
 /// The form of a job's prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InputForm {

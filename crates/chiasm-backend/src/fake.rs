@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use chiasm_types::{BlockSize, MmHash, Role, TokenId, WorkerId};
+use chiasm_types::{BlockSize, Dtype, MmHash, Role, TokenId, WorkerId};
 use futures_util::future::{BoxFuture, FutureExt};
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -161,6 +161,11 @@ impl FakeBackend {
         self.state().requested_items.clone()
     }
 
+    /// Lets the backend hold an item, so that it requests no tensors of it.
+    pub fn hold(&self, item: MmHash) {
+        self.state().holds.insert(item);
+    }
+
     /// Returns the number of jobs that were dropped before their end.
     pub fn aborted(&self) -> usize {
         self.state().aborted
@@ -290,6 +295,7 @@ impl Backend for FakeBackend {
                 self.state().requested_items.push(item.hash);
                 let request = TensorRequest {
                     format: TensorFormat::Raw,
+                    model_dtype: Some(Dtype::BF16),
                     memory: Arc::new(OwnMemory),
                     is_still_needed: Arc::new(|| true),
                 };

@@ -14,9 +14,9 @@ use crate::{SourceError, TensorFormat};
 ///
 /// The planner of the item creates the source. Backends only use it for items that they lack.
 pub trait MediaSource: Send + Sync {
-    /// Returns the item's tensors, large ones in the memory that the request names. Concurrent
-    /// requests for the same tensors share one computation. `None` if the tensors were no longer
-    /// needed when the computation could start.
+    /// Returns the item's tensors, with large tensors in the memory that the request names.
+    /// Concurrent requests for the same tensors share one computation. `None` if the tensors were
+    /// no longer needed when the computation could start.
     fn tensors(
         &self,
         request: TensorRequest,
@@ -76,7 +76,7 @@ pub struct MediaLoad {
 impl MediaLoad {
     /// Estimates the time that new work waits for a thread.
     ///
-    /// The estimate assumes that each piece of queued work takes `cpu_time`, too. Then `threads -
+    /// The estimate assumes that each piece of queued work also takes `cpu_time`. Then `threads -
     /// 1` pieces leave one thread free and cause no wait.
     pub fn estimated_wait(&self, work_size: WorkSize, cpu_time: Duration) -> Duration {
         let threads = self.threads.max(1);
@@ -110,6 +110,10 @@ pub struct EncodedItem {
 pub struct TensorRequest {
     /// The format of the values.
     pub format: TensorFormat,
+    /// The element type of the engine's model, to which vLLM converts an item's small floats in
+    /// every format. `None` if the backend does not know the engine: only a source that knows which
+    /// tensors engines need can make them then.
+    pub model_dtype: Option<Dtype>,
     /// The memory for large tensors.
     pub memory: Arc<dyn TensorMemory>,
     /// Returns `true` if the backend still lacks the item. Called when the computation can start,

@@ -20,7 +20,7 @@ pub struct Output {
 /// Log probabilities at some positions of a prompt, with `width` candidates per position.
 ///
 /// The first candidate is the prompt's token, followed by the most likely tokens. The prompt's
-/// token is repeated if it is one of those.
+/// token is repeated if it is one of the most likely tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PromptLogprobs {
     /// The number of candidates per position, at least 1 unless there are no positions.

@@ -27,11 +27,9 @@ pub enum DiscoveryError {
          or kubernetes://…"
     )]
     Scheme(String),
-    /// The kind of a source without its location, as in `--discovery etcd`.
-    #[error(
-        "the address is missing: expected etcd://HOST:PORT/PREFIX or kubernetes://NAMESPACE/SERVICE"
-    )]
-    NoLocation,
+    /// A malformed URL, such as `etcd//a:1/b`, or the kind of a source alone.
+    #[error("expected etcd://HOST:PORT/PREFIX or kubernetes://NAMESPACE/SERVICE")]
+    NotAUrl,
     /// An invalid URL of etcd.
     #[error("'{url}' can't be used: {problem}; expected etcd://host:port,host:port/prefix")]
     EtcdUrl {

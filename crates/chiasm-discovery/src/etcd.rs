@@ -1,8 +1,8 @@
 //! Agents named by keys of etcd (3.4 or newer), through etcd's JSON gateway over HTTP.
 //!
 //! Each key below the prefix has a [`Candidate`] as its value. Agents put their keys under a lease
-//! with a [`Registration`]; keys of other origin are equally valid. Other data in etcd is followed
-//! as [`Values`].
+//! with a [`Registration`]; keys that other programs put are equally valid. [`Values`] are other
+//! data in etcd.
 
 mod api;
 mod candidate;
@@ -40,7 +40,7 @@ const MAX_PREFIX_BYTES: usize = 512;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Etcd {
     is_tls: bool,
-    /// At least one `host:port`. A failed server is followed by the next one.
+    /// At least one `host:port`. When a server fails, the next one is used.
     endpoints: Vec<String>,
     prefix: String,
 }
@@ -55,7 +55,7 @@ impl Etcd {
         format!("{scheme}://{}/{prefix}", self.endpoints.join(",")).parse()
     }
 
-    /// Follows the agents that keys below the prefix name.
+    /// Follows the agents that are named by the keys below the prefix.
     pub(crate) fn follow(self, tls: Tls) -> Result<SourceFollower, DiscoveryError> {
         Ok(publisher::follow(EtcdWatcher::<AgentKeys>::new(self, tls)?))
     }

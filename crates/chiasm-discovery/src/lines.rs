@@ -19,7 +19,7 @@ pub(crate) struct Lines {
 pub(crate) struct LineTooLong;
 
 impl Lines {
-    /// Appends the next piece. All complete lines have to be taken before.
+    /// Appends the next piece. The caller must have taken all complete lines.
     pub(crate) fn push(&mut self, piece: &[u8]) {
         self.bytes.extend_from_slice(piece);
     }

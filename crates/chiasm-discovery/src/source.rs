@@ -59,8 +59,10 @@ impl FromStr for Source {
             Some(("etcd" | "etcds", _)) => text.parse().map(Self::Etcd),
             Some(("kubernetes", _)) => text.parse().map(Self::Kubernetes),
             Some((scheme, _)) => Err(DiscoveryError::Scheme(scheme.chars().take(40).collect())),
-            None if ["etcd", "etcds", "kubernetes", "k8s"].contains(&text.trim()) => {
-                Err(DiscoveryError::NoLocation)
+            None if text.contains('/')
+                || ["etcd", "etcds", "kubernetes", "k8s"].contains(&text.trim()) =>
+            {
+                Err(DiscoveryError::NotAUrl)
             }
             None => parse_list(text).map(Self::Static),
         }
@@ -122,6 +124,7 @@ mod tests {
             ("http://a:1", "'http://' is not a source"),
             ("etcd", "etcd://HOST:PORT/PREFIX"),
             ("k8s", "kubernetes://NAMESPACE/SERVICE"),
+            ("etcd//x", "expected etcd://HOST:PORT/PREFIX"),
             ("etcd://", "server is missing"),
             ("kubernetes://", "a namespace and a service"),
         ] {

@@ -59,7 +59,7 @@ impl Blocks {
         Ok(changes)
     }
 
-    /// Processes the next events and skips those that were processed before.
+    /// Processes the next events and skips those that are already processed.
     ///
     /// # Errors
     /// Returns [`Gap`] if events are missing. The events before the gap are processed, and their

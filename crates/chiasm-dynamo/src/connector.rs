@@ -95,7 +95,7 @@ impl DynamoConnector {
     }
 
     /// Waits until the worker is reachable and returns it with a connection. Returns `None` if the
-    /// worker is not registered any more. A dead worker stays registered until its lease ends.
+    /// worker is no longer registered. A dead worker stays registered until its lease ends.
     async fn wait_until_reachable(&self) -> Option<(Arc<Worker>, TcpStream)> {
         let mut has_warned = false;
         loop {
@@ -252,10 +252,13 @@ mod tests {
 
     #[test]
     fn own_address_is_on_this_machine() {
-        let here = |local: &str, peer: &str| is_here(local.parse().unwrap(), peer.parse().unwrap());
+        let is_local =
+            |local: &str, peer: &str| is_here(local.parse().unwrap(), peer.parse().unwrap());
         assert!(
-            here("127.0.0.1", "127.0.0.2") && here("10.0.0.1", "10.0.0.1") && here("::1", "::1")
+            is_local("127.0.0.1", "127.0.0.2")
+                && is_local("10.0.0.1", "10.0.0.1")
+                && is_local("::1", "::1")
         );
-        assert!(!here("10.0.0.1", "10.0.0.2") && !here("fd00::1", "fd00::2"));
+        assert!(!is_local("10.0.0.1", "10.0.0.2") && !is_local("fd00::1", "fd00::2"));
     }
 }

@@ -78,13 +78,13 @@ fn read_kind(folder: &Path, prefix: &str, now: SystemTime) -> io::Result<KeyValu
 /// Returns the content of a valid file; `None` for one that is gone, was not touched lately, or is
 /// too large.
 fn value(path: &PathBuf, now: SystemTime) -> io::Result<Option<Arc<[u8]>>> {
-    let gone = |error: io::Error| match error.kind() {
+    let none_if_missing = |error: io::Error| match error.kind() {
         io::ErrorKind::NotFound => Ok(None),
         _ => Err(error),
     };
     let file = match File::open(path) {
         Ok(file) => file,
-        Err(error) => return gone(error),
+        Err(error) => return none_if_missing(error),
     };
     let metadata = file.metadata()?;
     // A time in the future comes from a clock that is ahead.

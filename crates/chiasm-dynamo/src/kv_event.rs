@@ -96,18 +96,18 @@ pub(crate) enum QueryAnswer {
 impl PublishedEvents {
     /// Decodes the last frame of a message.
     pub(crate) fn decode(envelope: &[u8]) -> Result<Self, UnreadableMessage> {
-        let invalid = |error: rmp_serde::decode::Error| UnreadableMessage(error.to_string());
-        let wrong = |what: &str| UnreadableMessage(what.to_owned());
+        let malformed = |error: rmp_serde::decode::Error| UnreadableMessage(error.to_string());
+        let invalid = |what: &str| UnreadableMessage(what.to_owned());
         let (prefix, map) =
-            envelope.split_at_checked(ENVELOPE_PREFIX_BYTES).ok_or_else(|| wrong("too short"))?;
-        let [version, length @ ..] = prefix else { return Err(wrong("too short")) };
+            envelope.split_at_checked(ENVELOPE_PREFIX_BYTES).ok_or_else(|| invalid("too short"))?;
+        let [version, length @ ..] = prefix else { return Err(invalid("too short")) };
         if *version != ENVELOPE_VERSION {
-            return Err(wrong("unknown version"));
+            return Err(invalid("unknown version"));
         }
         let length = length.iter().fold(0_usize, |length, byte| length << 8 | usize::from(*byte));
-        let map = map.get(..length).ok_or_else(|| wrong("incomplete"))?;
-        let Envelope { published_at, payload } = rmp_serde::from_slice(map).map_err(invalid)?;
-        let events = rmp_serde::from_slice(&payload).map_err(invalid)?;
+        let map = map.get(..length).ok_or_else(|| invalid("incomplete"))?;
+        let Envelope { published_at, payload } = rmp_serde::from_slice(map).map_err(malformed)?;
+        let events = rmp_serde::from_slice(&payload).map_err(malformed)?;
         Ok(Self { timestamp: published_at as f64 / 1000.0, events })
     }
 }

@@ -187,7 +187,7 @@ async fn greet(mut stream: TcpStream, pending: &PendingResponses) -> io::Result<
     match receiver {
         // The receiver may just have been dropped; that closes the connection.
         Some(receiver) => drop(receiver.send(ResponseConnection { stream, buffer })),
-        // The request was dropped before.
+        // The request has already been dropped.
         None => stream.write_all(&TwoPart::encode(KILL, b"")).await?,
     }
     Ok(())

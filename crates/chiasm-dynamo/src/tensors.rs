@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use chiasm_backend::{
-    Job, JobError, JobItem, MediaObserver, SourceError, TensorBytes, TensorFormat, TensorMemory,
-    TensorRequest,
+    ItemField, Job, JobError, JobItem, MediaObserver, SourceError, TensorBytes, TensorFormat,
+    TensorMemory, TensorRequest,
 };
 use chiasm_transfer::{ShmBlob, ShmBlobBudget, ShmBlobError, SlotWriter};
 use chiasm_types::{MmHash, Modality};
@@ -89,8 +89,16 @@ impl ReadyTensors {
             job.media.iter().map(|item| (item.hash, item)).collect();
         let memory: Arc<dyn TensorMemory> = Arc::new(ProcessMemory);
         let packed = try_join_all(items.into_values().map(|item| {
-            let memory = memory.clone();
-            async move { Ok::<_, JobError>((item.hash, self.pack_one(item, memory).await?)) }
+            let request = TensorRequest {
+                format: self.format,
+                // Images have no small floats.
+                model_dtype: None,
+                memory: memory.clone(),
+                is_still_needed: Arc::new(|| true),
+            };
+            // Called for all items before any is awaited, so that the source knows all the work.
+            let tensors = item.source.tensors(request);
+            async move { Ok::<_, JobError>((item.hash, self.pack_one(tensors).await?)) }
         }))
         .await?;
         let mut blobs = HashMap::new();
@@ -109,12 +117,9 @@ impl ReadyTensors {
 
     async fn pack_one(
         &self,
-        item: &JobItem,
-        memory: Arc<dyn TensorMemory>,
+        tensors: impl Future<Output = Result<Option<Vec<ItemField>>, SourceError>>,
     ) -> Result<Result<ShmBlob, ShmBlobError>, JobError> {
-        let request =
-            TensorRequest { format: self.format, memory, is_still_needed: Arc::new(|| true) };
-        let tensors = item.source.tensors(request).await.map_err(JobError::Source)?;
+        let tensors = tensors.await.map_err(JobError::Source)?;
         let missing = || {
             JobError::Source(SourceError::new(std::io::Error::other(
                 "a requested image was not processed",

@@ -23,7 +23,7 @@ use chiasm_backend::{
     LoadSink, MediaObserver, MemoryUsage, Network, RunningJob, SourceError, TensorFormat,
 };
 use chiasm_transfer::Arena;
-use chiasm_types::MmHash;
+use chiasm_types::{Dtype, MmHash};
 use futures_util::future::{BoxFuture, FutureExt};
 
 pub use self::arena_policy::{ArenaPolicy, ShmTooSmall};
@@ -53,6 +53,8 @@ pub(crate) struct EngineBackend {
 struct Engine {
     client: EngineClient,
     format: TensorFormat,
+    /// The element type of the model, if tensors can have it.
+    model_dtype: Option<Dtype>,
     private_network: Option<Network>,
     /// `true` if the engine should have an arena, even if it has none.
     wants_arena: bool,

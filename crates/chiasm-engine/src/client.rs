@@ -104,7 +104,7 @@ impl EngineClient {
     /// Binds the sockets for an engine.
     ///
     /// # Errors
-    /// [`EngineError::Bind`]: an address can't be listened on.
+    /// [`EngineError::Bind`]: the client can't listen on an address.
     pub async fn bind(
         endpoints: EngineEndpoints,
         options: ClientOptions,

@@ -79,7 +79,7 @@ pub enum EngineError {
     /// A message of the handshake can't be decoded.
     #[error("the engine's handshake is not understood: {0}")]
     Handshake(#[from] WireError),
-    /// An address can't be listened on.
+    /// The client can't listen on an address.
     #[error("can't listen on {address}: {source}")]
     Bind {
         /// The address.
@@ -116,6 +116,14 @@ pub enum EngineError {
         flag: String,
         /// The alternative.
         instead: &'static str,
+    },
+    /// A flag for vLLM with a name that is close to that of a known one.
+    #[error("vLLM has no flag {flag}; did you mean {nearest}?")]
+    MistypedFlag {
+        /// The flag as given, without a value.
+        flag: String,
+        /// The known flag.
+        nearest: &'static str,
     },
     /// A handshake address that vLLM does not accept.
     #[error("{address} is no handshake address for vLLM, use tcp://host:port")]

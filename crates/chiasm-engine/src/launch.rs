@@ -21,7 +21,7 @@ mod watchdog;
 use std::path::PathBuf;
 use std::time::Duration;
 
-pub use self::arguments::{FlagPlace, place_of_flag};
+pub use self::arguments::{FlagPlace, check_flags, nearest_flag, place_of_flag};
 pub(crate) use self::failure_log::LoggedFailure;
 pub use self::lines::LastLines;
 pub use self::ports::free_ports;

@@ -41,7 +41,7 @@ async fn receive_probe(engine: &mut MockEngine) -> Utility {
     }
 }
 
-async fn answer(engine: &mut MockEngine, call_id: i64, result: Result<Value, FailureMessage>) {
+async fn answer(engine: &mut MockEngine, call_id: u64, result: Result<Value, FailureMessage>) {
     let utility_output = Some(UtilityOutput { call_id, result });
     engine.send(EngineCoreOutputs { utility_output, ..EngineCoreOutputs::default() }).await;
 }

@@ -507,7 +507,7 @@ async fn repeated_misses_fail_the_job() {
     let _first = harness.start(job(1, media.clone())).await.unwrap();
     harness.engine.receive_add().await;
     let mut running = harness.start(job(1, media.clone())).await.unwrap();
-    // Each time the engine lacks the one of the two items that the mirror has.
+    // Each time the engine lacks one of the two items: the one that the mirror has.
     let losing = async {
         for (lost, expected) in [(0, [None, None]), (1, [Some(1), None]), (0, [None, Some(2)])] {
             let request = harness.engine.receive_add().await;

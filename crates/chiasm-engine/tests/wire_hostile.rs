@@ -343,7 +343,7 @@ prop_compose! {
         running in any::<Option<u64>>(),
         usage in 0.0..1.0,
         timestamp in finite(),
-        utility in proptest::option::of((any::<i64>(), any::<Result<bool, String>>())),
+        utility in proptest::option::of((any::<u64>(), any::<Result<bool, String>>())),
         finished_requests in proptest::collection::vec(any::<String>(), 0..3),
         waves in any::<[Option<i64>; 2]>(),
         weight_version in any::<Option<String>>(),

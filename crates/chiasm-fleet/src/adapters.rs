@@ -218,12 +218,13 @@ impl Adapters {
     /// Serves the preloaded adapters, one content per name, and drops served ones that no worker
     /// has preloaded any more.
     fn reconcile(&self, preloaded: &BTreeMap<WorkerId, Vec<PreloadedAdapter>>) {
-        let all = || preloaded.values().flatten();
+        let all_preloaded = || preloaded.values().flatten();
         let is_present = |served: &ServedAdapter| {
-            all().any(|adapter| adapter.stamp == served.stamp && adapter.name == served.name)
+            all_preloaded()
+                .any(|adapter| adapter.stamp == served.stamp && adapter.name == served.name)
         };
         self.write().retain(|_, served| !served.is_preloaded || is_present(served));
-        for adapter in all() {
+        for adapter in all_preloaded() {
             let name = &adapter.name;
             if *name == self.model {
                 tracing::warn!(

@@ -24,7 +24,8 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 /// The maximum pause that a server can request with `Retry-After`. Probing earlier than requested
 /// costs no client anything, because a server that refuses a request has not begun it.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
-/// The minimum of such a pause. With a shorter one, every request would try the server.
+/// The minimum pause that a server can request with `Retry-After`. With a shorter pause, every
+/// request would try the server.
 const MIN_RETRY_AFTER: Duration = Duration::from_millis(100);
 
 /// The state of a worker's breaker.

@@ -368,9 +368,9 @@ impl Fleet {
             state.notify(&self.ready);
             removed
         };
-        // A request that is routed to the worker meanwhile does not find it, and tries another one.
+        // A request that is routed to the worker now does not find it, and tries another one.
         self.router.remove_worker(id);
-        // Outside the lock of the state.
+        // Dropped after the lock of the state is released.
         drop(removed);
     }
 

@@ -48,8 +48,8 @@ impl WorkerKvEvents {
         self.tap.clone()
     }
 
-    /// Counts an applied batch of `events` events. `timestamp` is the engine's, in seconds since
-    /// the epoch.
+    /// Counts an applied batch of `events` events. `timestamp` is the engine's time of the batch,
+    /// in seconds since the epoch.
     pub(crate) fn record_applied(&self, events: usize, timestamp: f64) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         // The engine's timestamp may be invalid, and its clock may be ahead.

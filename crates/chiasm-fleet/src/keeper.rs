@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{
-    Backend, BackendLifecycle, ConnectError, Connected, Connector, DeathReason, KvSource, Load,
+    Backend, BackendLifecycle, Capabilities, ConnectError, Connected, Connector, DeathReason,
+    KvSource, Load,
 };
 use chiasm_router::EngineStats;
 use chiasm_types::WorkerId;
@@ -174,13 +175,15 @@ async fn serve(
     *ready_at = Some(Instant::now());
     // Again: `Fleet::load_adapter` did not see this worker before it joined.
     loaded.load_all(id, backend.as_ref(), &fleet.adapters).await;
+    let context = Some(capabilities.max_model_len);
+    let context = context.filter(|tokens| *tokens < Capabilities::UNLIMITED_TOKENS);
     tracing::info!(
         worker = %id,
         seconds = started.elapsed().as_secs_f64(),
         engine = capabilities.engine,
         blocks = capabilities.total_blocks,
         block_size = capabilities.class.block_size.get(),
-        context = capabilities.max_model_len,
+        context,
         hand_off = ?capabilities.hand_off,
         "ready"
     );

@@ -33,8 +33,8 @@ impl LoadedAdapters {
         loaded
     }
 
-    /// Loads every served adapter without an earlier attempt. Logs errors except `NotPreloaded`;
-    /// the worker then serves without the adapter.
+    /// Loads every served adapter that this backend has not tried to load. Logs errors except
+    /// `NotPreloaded`; after an error the worker serves without the adapter.
     pub(crate) async fn load_all(&self, id: WorkerId, backend: &dyn Backend, adapters: &Adapters) {
         for adapter in adapters.all() {
             let is_preloaded = backend.capabilities().adapters.contains_key(&adapter.engine().name);

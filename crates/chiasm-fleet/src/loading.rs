@@ -155,7 +155,7 @@ impl Fleet {
             workers.iter().filter(|worker| !worker.has_adapter(adapter)).collect();
         if !workers.is_empty() && lacking.len() == workers.len() {
             let errors = || lacking.iter().filter_map(|worker| worker.adapter_error(adapter));
-            // Any other error says more than that the adapter is not preloaded.
+            // Other errors are more informative than `NotPreloaded`.
             return Err(errors()
                 .find(|error| !matches!(error, AdapterError::NotPreloaded))
                 .or_else(|| errors().next()));

@@ -10,7 +10,7 @@ pub(crate) fn machine(locality: &Locality, worker: WorkerId) -> u64 {
     match locality {
         Locality::Here => 0,
         Locality::Host(address) => hash(address) | 1,
-        // Presumed to be on a machine of its own.
+        // The worker is presumed to be on a machine of its own.
         Locality::Unknown => (u64::from(worker.0) + 1) << 1,
     }
 }

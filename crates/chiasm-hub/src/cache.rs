@@ -159,7 +159,7 @@ impl ModelCache {
     }
 
     /// Returns a file that is missing from a snapshot without a listing, judging by the files that
-    /// are there and by the index of the weights.
+    /// exist and by the index of the weights.
     fn guess_missing(
         &self,
         commit: &Commit,

@@ -109,8 +109,12 @@ impl Variables<'_> {
     /// Returns the user's home folder. `needed_by` is the variable that the error names.
     fn home(&self, needed_by: &'static str) -> Result<PathBuf, HubError> {
         let home = (self.0)("HOME").filter(|home| !home.is_empty()).map(PathBuf::from);
-        let problem = || "has no default because HOME is not set: set one of them".to_owned();
-        home.ok_or_else(|| HubError::Setting { name: needed_by, problem: problem() })
+        home.ok_or_else(|| HubError::Setting {
+            name: needed_by,
+            problem: format!(
+                "depends on HOME, which is not set: set HOME, or {needed_by} to an absolute path"
+            ),
+        })
     }
 
     /// Returns the home folder of `huggingface_hub`, which contains the cache and the token.
@@ -178,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_folder_equals_pythons() {
+    fn cache_folder_equals_that_of_huggingface_hub() {
         let cache = |variables: &[(&str, &str)]| settings(variables).unwrap().cache;
         assert_eq!(cache(&[("HOME", "/u")]), Path::new("/u/.cache/huggingface/hub"));
         assert_eq!(
@@ -223,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_or_offline_variable_is_parsed_as_in_python() {
+    fn endpoint_or_offline_is_parsed_as_in_python() {
         let home = ("HF_HOME", "/h");
         let with = |name, value| settings(&[home, (name, value)]);
         assert_eq!(settings(&[home]).unwrap().endpoint.as_str(), "https://huggingface.co/");

@@ -39,7 +39,7 @@ fn main() {
 }
 
 /// Measures bytes of tokens hashed per second on one thread, against BLAKE3 of the same blocks,
-/// each keyed with the hash before.
+/// each keyed with the hash of the previous block.
 fn measure_hashing() {
     println!("block keys, GB/s of tokens, one thread, median of 21 rounds over 4,096 blocks");
     println!("block tokens |  text | images | chained BLAKE3 | text : BLAKE3");
@@ -264,8 +264,8 @@ fn measure_fleet(conversations: usize) {
     );
 }
 
-/// Measures snapshots of fewer workers with as many blocks, lookups meanwhile, and another index
-/// that restores them.
+/// Measures snapshots of fewer workers with as many blocks, the lookups during the snapshots, and
+/// another index that restores the snapshots.
 fn measure_snapshots(conversations: usize) {
     let index = PrefixIndex::new();
     (0..SNAPSHOT_WORKERS).for_each(|worker| index.add_worker(WorkerId(worker), BLOCK));
@@ -333,7 +333,7 @@ fn measure_snapshots(conversations: usize) {
         longest_snapshot.as_secs_f64() * 1e3,
         bytes as f64 / entries as f64
     );
-    println!("the longest of {lookups} lookups meanwhile: {:.2} ms", longest.as_secs_f64() * 1e3);
+    println!("the longest of {lookups} lookups during it: {:.2} ms", longest.as_secs_f64() * 1e3);
     let (_, (longest, lookups)) = with_lookups(&mut || std::thread::sleep(took));
     println!(
         "the longest of {lookups} lookups without snapshots: {:.2} ms",

@@ -172,6 +172,11 @@ impl ChargedBuffer {
         &self.bytes
     }
 
+    /// Returns the content so far, which may be changed.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
     /// Appends `more` zero bytes without spare capacity, and returns them.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ pub struct MediaConfig {
     pub limits: MediaLimits,
     /// The timeout for a name look-up and one connection, TLS included. Default 5 s.
     pub connect_timeout: Duration,
-    /// The timeout until an origin's answer begins, connecting included. It starts anew for each
+    /// The timeout until an origin's answer begins, connecting included. It restarts for each
     /// redirect. Default 10 s.
     pub first_byte_timeout: Duration,
     /// The timeout for the next [`min_body_rate`](Self::min_body_rate) × `stall_timeout` bytes of a

@@ -38,11 +38,11 @@ pub enum MediaError {
     },
     /// `file:` URLs are disabled.
     #[error(
-        "local files cannot be loaded: the server was started without an allowed local media path"
+        "local files cannot be loaded: the server was started without --allowed-local-media-path"
     )]
     LocalFilesDisabled,
     /// The `file:` URL leads outside the allowed directory, possibly through symbolic links.
-    #[error("the file is not below the allowed local media path")]
+    #[error("the file is not below the allowed local media path (--allowed-local-media-path)")]
     LocalPathForbidden,
     /// The file below the allowed directory does not exist, or is not a regular file.
     #[error("the file does not exist or is not a regular file")]
@@ -51,13 +51,15 @@ pub enum MediaError {
     #[error("the file cannot be read")]
     LocalFileUnreadable,
     /// The host is, or resolves to, an address outside the public internet.
-    #[error("the media host is not allowed: its address is not public")]
+    #[error("the media host is not allowed: its address is not public (--allow-private-media)")]
     AddressForbidden,
     /// The port is not allowed.
-    #[error("the media port is not allowed")]
+    #[error("the media port is not allowed (--allow-private-media, --allowed-media-ports)")]
     PortForbidden,
     /// The host is not allowed.
-    #[error("the media host is not in the server's list of allowed domains")]
+    #[error(
+        "the media host is not in the server's list of allowed domains (--allowed-media-domains)"
+    )]
     HostForbidden,
     /// The rule for allowed hosts is neither a host nor `*.` and a domain.
     #[error(
@@ -245,6 +247,19 @@ mod tests {
         let named = MediaError::UnsupportedFormat { found: Some("TIFF") }.to_string();
         assert_eq!(named, "the media is not a PNG, JPEG, WebP, GIF or BMP image but TIFF");
         assert!(!MediaError::UnsupportedFormat { found: None }.to_string().contains("but"));
+    }
+
+    #[test]
+    fn policy_errors_name_the_flag() {
+        for (error, flag) in [
+            (MediaError::LocalFilesDisabled, "--allowed-local-media-path"),
+            (MediaError::LocalPathForbidden, "--allowed-local-media-path"),
+            (MediaError::AddressForbidden, "--allow-private-media"),
+            (MediaError::PortForbidden, "--allowed-media-ports"),
+            (MediaError::HostForbidden, "--allowed-media-domains"),
+        ] {
+            assert!(error.to_string().contains(flag), "{error}");
+        }
     }
 
     #[test]

@@ -13,7 +13,7 @@
 //! - A 304 without an `ETag`, which many servers send, confirms an answer with one. Tags are
 //!   compared weakly.
 //!
-//! The reasons for an own implementation: `docs/decisions/0009-own-freshness.md`.
+//! The reasons for our own implementation: `docs/decisions/0009-own-freshness.md`.
 
 mod cache_control;
 
@@ -66,7 +66,7 @@ pub(crate) struct Freshness {
     validator: Option<Validator>,
 }
 
-/// The freshness of the redirects that led to an answer: that of the one that expires first.
+/// The freshness of the redirects that led to an answer: that of the redirect that expires first.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RedirectFreshness {
     may_be_stored: bool,

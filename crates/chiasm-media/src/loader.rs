@@ -243,9 +243,11 @@ impl MediaLoader {
         let url = parsed.ok_or(MediaError::InvalidUrl { reason: "it cannot be parsed" })?;
         match url.scheme() {
             "http" | "https" => {
-                let requested = Some(Arc::from(url.as_str()));
+                let requested: Arc<str> = Arc::from(url.as_str());
                 let opened = self.open_http(url, modality).await;
-                opened.map(|item| EncodedMedia { url: requested, ..item })
+                opened
+                    .inspect_err(|error| log_forbidden(&requested, error))
+                    .map(|item| EncodedMedia { url: Some(requested), ..item })
             }
             "file" => {
                 inner.counters.files.inc();
@@ -378,6 +380,16 @@ impl MediaLoader {
         let time = Duration::from_nanos(bytes as u64 * NANOS_PER_BYTE);
         self.executor.run(time, Box::new(move || drop(done.send(work(&inner))))).await;
         outcome.await.unwrap_or(Err(MediaError::Internal))
+    }
+}
+
+/// Logs the host of a URL that the policy refuses: errors are for clients and don't have it. After
+/// a redirect, it is still the host that the client named.
+fn log_forbidden(url: &str, error: &MediaError) {
+    if error.fault() == Fault::Forbidden {
+        let url = Url::parse(url).ok();
+        let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();
+        tracing::info!(host = %format_args!("{host:.100}"), %error, "a media URL is refused");
     }
 }
 

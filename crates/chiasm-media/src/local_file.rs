@@ -35,7 +35,7 @@ impl LocalFiles {
         Ok(Self { given, canonical })
     }
 
-    /// Reads the file of a `file:` URL into `budget`. Blocks.
+    /// Reads the file of a `file:` URL. Its bytes count towards `budget`. Blocks.
     pub(crate) fn read(
         &self,
         url: &Url,
@@ -55,8 +55,8 @@ impl LocalFiles {
         let path = path.canonicalize().map_err(|error| to_media_error(&error))?;
         let below = path.strip_prefix(&self.canonical);
         let below = below.map_err(|_| MediaError::LocalPathForbidden)?;
-        // Opening a device may have side effects. The authoritative check is the one of the open
-        // file, below.
+        // Only regular files are opened, because opening a device may have side effects. The
+        // authoritative check is that of the open file, below.
         if !path.is_file() {
             return Err(MediaError::LocalFileNotFound);
         }
@@ -69,7 +69,7 @@ impl LocalFiles {
         if metadata.len() > max_bytes {
             return Err(MediaError::TooManyBytes { limit: max_bytes });
         }
-        // A file that shrinks meanwhile is unreadable. Of a file that grows, the start is read.
+        // If the file shrinks now, reading fails. If the file grows, only its start is read.
         let mut buffer = budget.buffer();
         (&file)
             .read_exact(buffer.extend_zeroed(metadata.len() as usize)?)
@@ -80,13 +80,14 @@ impl LocalFiles {
 
 /// Opens a file below `root` for reading.
 ///
-/// A path that changes meanwhile never leads outside `root`. Opening a pipe does not block.
+/// Opens no file outside `root`, even if the path changes during the call. Opening a pipe does not
+/// block.
 #[cfg(target_os = "linux")]
 fn open_below(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     use rustix::fs::{ResolveFlags, openat2};
 
-    /// The kernel fails with `EAGAIN` for a path through a link with `..` while a rename is in
-    /// progress anywhere.
+    /// The maximum number of calls of `openat2`. It fails with `EAGAIN` for a path through a link
+    /// with `..` while a rename is in progress anywhere.
     const MAX_TRIES: usize = 8;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
     let mut opened = Err(Errno::AGAIN);
@@ -129,7 +130,7 @@ fn open_componentwise(root: &OwnedFd, below: &Path) -> Result<OwnedFd, Errno> {
     Err(Errno::ISDIR)
 }
 
-/// Opens a directory for opening files in it. Refuses a link to a directory.
+/// Opens a directory in which files are to be opened. Refuses a link to a directory.
 fn open_directory(at: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     #[cfg(target_os = "linux")]

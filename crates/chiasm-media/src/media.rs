@@ -110,7 +110,7 @@ impl EncodedMedia {
         }
     }
 
-    /// Interprets the file as `modality`. Reads the header anew if the modality changes.
+    /// Interprets the file as `modality`. Reads the header again if the modality changes.
     ///
     /// # Errors
     /// The errors of [`Self::new`].

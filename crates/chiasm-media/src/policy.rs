@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(check(&long), Err(MediaError::InvalidUrl { reason: "it is too long" }));
     }
 
-    /// As a slash does: the host is 8.8.8.8, and the path is `/@127.0.0.1/`.
+    /// A backslash counts as a slash: the host is 8.8.8.8, and the path is `/@127.0.0.1/`.
     #[test]
     fn backslash_ends_the_host() {
         assert_eq!(check("http://8.8.8.8\\@127.0.0.1/"), Ok(()));

@@ -122,7 +122,7 @@ fn lender_process_by_nixl() {
     let Ok(bytes) = std::env::var(LENT_BYTES) else { return };
     let bytes: usize = bytes.parse().unwrap();
     let lender = Lender::start(&settings(bytes + MIB, READ_TIMEOUT)).unwrap();
-    // In parts of unequal length.
+    // Lends parts of unequal length.
     let mut rest = Bytes::from(pattern(bytes));
     let parts = [rest.split_to(bytes / 3), Bytes::new(), rest];
     let loan = lender.lend(&parts).unwrap();
@@ -180,7 +180,7 @@ async fn lent_bytes_are_read_by_nixl_without_leaking_memory() {
             times[0], times[19], times[10]
         );
     }
-    // At the same time, from two lenders.
+    // Concurrent reads from two lenders.
     let lenders = [13 * MIB, 9 * MIB].map(LenderProcess::start);
     let (one, other, again) = tokio::join!(
         read(&reader, &lenders[0].loan),

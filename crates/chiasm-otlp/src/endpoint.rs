@@ -14,7 +14,7 @@ const DEFAULT_PATH: &str = "/v1/traces";
 pub struct Endpoint(pub(crate) Url);
 
 /// The error for a text that is not the address of a collector.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
     /// The address is for gRPC, which is not supported.
     #[error(
@@ -22,25 +22,37 @@ pub enum EndpointError {
          to an address such as http://HOST:4318/v1/traces"
     )]
     Grpc,
-    /// The text is not an address.
-    #[error("expected an address such as http://HOST:4318/v1/traces")]
-    NoAddress,
+    /// The text is not an address. The field is the text without user, password and query.
+    #[error("expected an address such as http://HOST:4318/v1/traces, got '{0}'")]
+    NoAddress(String),
 }
 
 impl FromStr for Endpoint {
     type Err = EndpointError;
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
-        let mut url = Url::parse(text).map_err(|_| EndpointError::NoAddress)?;
+        let no_address = || EndpointError::NoAddress(without_secrets(text).to_owned());
+        let mut url = Url::parse(text).map_err(|_| no_address())?;
         match url.scheme() {
             "http" | "https" if url.has_host() => {}
             "grpc" | "grpcs" => return Err(EndpointError::Grpc),
-            _ => return Err(EndpointError::NoAddress),
+            _ => return Err(no_address()),
         }
         if url.path() == "/" {
             url.set_path(DEFAULT_PATH);
         }
         Ok(Self(url))
+    }
+}
+
+/// Returns the part of a malformed address that is neither user and password nor a query.
+fn without_secrets(text: &str) -> &str {
+    match (text.rsplit_once('@'), text.split_once('?')) {
+        (None, None) => text,
+        (Some((_, host)), None) => host,
+        (None, Some((address, _))) => address,
+        // Either sign may be part of a password or of a query.
+        (Some(_), Some(_)) => "…",
     }
 }
 
@@ -107,8 +119,16 @@ mod tests {
             assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), shown);
         }
         assert_eq!("grpc://127.0.0.1:4317".parse::<Endpoint>(), Err(EndpointError::Grpc));
-        for text in ["127.0.0.1:4318", "", "http:", "ftp://a/b", "unix:///x"] {
-            assert_eq!(text.parse::<Endpoint>(), Err(EndpointError::NoAddress), "{text}");
+        for (text, shown) in [
+            ("127.0.0.1:4318", "127.0.0.1:4318"),
+            ("", ""),
+            ("http:", "http:"),
+            ("ftp://user:p@ss@a/b", "a/b"),
+            ("ftp://a/b?key=secret", "ftp://a/b"),
+            ("user:pa?ss@a", "…"),
+        ] {
+            let error = EndpointError::NoAddress(shown.to_owned());
+            assert_eq!(text.parse::<Endpoint>(), Err(error), "{text}");
         }
     }
 

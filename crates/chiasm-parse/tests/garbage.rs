@@ -35,7 +35,7 @@ fn tools() -> Arc<Tools> {
     Tools::new([("f", &parameters)]).into()
 }
 
-/// Typical pieces of answers. The markers of a format are added to them.
+/// Typical pieces of answers, to which the tests add the markers of a format.
 const PIECES: [&str; 40] = [
     "{",
     "}",
@@ -81,6 +81,7 @@ const PIECES: [&str; 40] = [
 
 fn pieces(format: &Format) -> impl Strategy<Value = Vec<&'static str>> + use<> {
     let markers = format.markers();
+    // Markers are listed twice, so that they are frequent.
     let all: Vec<&str> = PIECES
         .iter()
         .copied()
@@ -213,7 +214,7 @@ fn cpu_time_is_linear_in_answer_length() {
     ];
     for (name, format) in formats() {
         for (begin, piece) in repeated {
-            // 100,000 tokens of four characters, and a quarter of them.
+            // 100,000 tokens of four characters, and a quarter of this number.
             let times = 400_000 / piece.chars().count();
             let quarter = parse_time(&format, begin, piece, times / 4);
             let whole = parse_time(&format, begin, piece, times);

@@ -3,6 +3,7 @@
 use std::str::FromStr;
 
 use chiasm_parse::{Format, UnknownParser, detect};
+pub use chiasm_parse::{reasoning_parsers, tool_parsers};
 use chiasm_prompt::{ChatTemplate, Tokenizer};
 use chiasm_types::TokenId;
 

@@ -21,7 +21,7 @@ mod waiting;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use chiasm_backend::{MediaLoad, WorkSize};
 use chiasm_media::CpuExecutor;
@@ -30,7 +30,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::sync::oneshot;
 
-pub use budget::{CpuBudget, Ticket};
+pub use budget::{AnnouncedWork, CpuBudget, Ticket};
 pub use error::CpuError;
 use lane::Lane;
 pub use lane::lower_priority;
@@ -55,8 +55,9 @@ const MIN_SHARED_PIXELS: u64 = 2_000_000;
 
 /// Threads for CPU-heavy work, in three lanes by the work's price: `short`, `usual` and `heavy`.
 ///
-/// Within a lane, owners get equal shares of the time. An owner's work runs in the order of the due
-/// times that [`CpuBudget`] gives it. Clones share the threads, which end with the last clone.
+/// Within a lane, owners get equal shares of the time. Of an owner's requests, the one with the
+/// least remaining work is served first, by the due times that [`CpuBudget`] gives its work. Clones
+/// share the threads, which end with the last clone.
 #[derive(Clone)]
 pub struct CpuPool {
     inner: Arc<Inner>,
@@ -147,6 +148,19 @@ impl CpuPool {
         ticket: &Ticket,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, CpuError> {
+        self.run_announced(ticket, ticket.announce(), job).await
+    }
+
+    /// Runs a job like [`Self::run`], for work that was announced before.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::run`].
+    pub async fn run_announced<T: Send + 'static>(
+        &self,
+        ticket: &Ticket,
+        work: AnnouncedWork,
+        job: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, CpuError> {
         let (sender, receiver) = oneshot::channel();
         let job_ticket = ticket.clone();
         let job = Box::new(move || {
@@ -158,12 +172,8 @@ impl CpuPool {
             });
             drop(sender.send(result));
         });
-        let _queued = self.lane(ticket.price()).push(
-            ticket.owner(),
-            ticket.price(),
-            ticket.due(Instant::now()),
-            job,
-        );
+        let lane = self.lane(ticket.price());
+        let _queued = lane.push(ticket.owner(), ticket.price(), work.due(), job);
         // A job that panics or is dropped drops `sender`.
         receiver.await.unwrap_or_else(|_| Err(CpuError::Failed))
     }

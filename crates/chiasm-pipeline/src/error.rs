@@ -70,7 +70,7 @@ pub enum Cause {
     /// No worker has the LoRA adapter, for this reason.
     #[error("{0}")]
     NoAdapter(String),
-    /// All workers are busy.
+    /// All workers are busy or drain.
     #[error("{0}")]
     Busy(RouteError),
     /// The engine died, and no other could be tried.
@@ -284,7 +284,7 @@ impl From<WorkerFault> for Cause {
 impl From<RouteError> for RequestError {
     fn from(error: RouteError) -> Self {
         match error {
-            RouteError::Busy(_) => Cause::Busy(error).into(),
+            RouteError::Busy(_) | RouteError::Drained => Cause::Busy(error).into(),
             RouteError::Suspect(_) => Cause::Silent.into(),
             error => Cause::NoWorker(error.to_string()).into(),
         }

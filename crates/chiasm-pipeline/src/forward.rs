@@ -308,6 +308,7 @@ impl Forwarding<'_> {
             ..self.route(&reservation, class, prompt_tokens, full_blocks, picked_at)
         };
         self.pipeline.metrics.count_routed(&route);
+        self.context.last_route.set(route);
         let forward = match server.backend.capabilities().class.keys {
             KeyScheme::Text => self.forward.clone(),
             _ => {

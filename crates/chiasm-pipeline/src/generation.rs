@@ -209,6 +209,7 @@ impl Generation {
             "routed"
         );
         pipeline.metrics.count_routed(&route);
+        prepared.last_route.set(route);
 
         let span = tracing::debug_span!("hand_off", worker = %id);
         let sent_at = Instant::now();
@@ -220,6 +221,7 @@ impl Generation {
             observer.record_sent(&plan.job_items);
         }
         route.hand_off = sent_at.elapsed();
+        prepared.last_route.set(route);
         let output_parsing = prepared.output_parsing.as_ref();
         let stops =
             StopStrings::new(prepared.sampling.stop.clone(), prepared.sampling.include_stop);

@@ -4,21 +4,18 @@
 
 mod received;
 
-use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use bytes::Bytes;
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, MediaSource, PlanClass, ProcessingCost, SourceError,
-    Tensor, TensorBytes, TensorFormat, TensorMemory, TensorRequest,
+    EncodedItem, ItemField, MediaSource, PlanClass, ProcessingCost, SourceError, TensorBytes,
+    TensorFormat, TensorMemory, TensorRequest,
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, ImageHeader, MediaHeader};
 use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{
-    Contents, ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, TensorSpec,
-    VisionModel,
+    ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, VisionModel,
 };
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value};
@@ -28,8 +25,8 @@ use tracing::Instrument;
 use super::error::RequestError;
 use super::item::ItemPlan;
 use super::plans::PlanCache;
-use super::processed::{ProcessedMedia, TensorKey};
-use crate::cpu::{CpuBudget, CpuPool, Ticket, price, work_size};
+use super::processed::{ProcessedMedia, TensorKey, TensorWriter, pixel_format, to_field};
+use crate::cpu::{AnnouncedWork, CpuBudget, CpuPool, Ticket, price, work_size};
 use crate::metrics::{PipelineMetrics, Stage};
 use crate::model::ServedModel;
 
@@ -40,7 +37,7 @@ pub(super) use received::find_pixels;
 pub struct Images {
     model: Arc<ServedModel>,
     plans: PlanCache<ImagePlan>,
-    processed: ProcessedMedia,
+    processed: Arc<ProcessedMedia>,
     cpu: CpuPool,
     budget: ByteBudget,
     metrics: Arc<PipelineMetrics>,
@@ -63,16 +60,14 @@ impl ImageSettings {
 }
 
 impl Images {
-    /// Creates the images of a model. Keeps at most `processed_bytes` of pixels in this process,
-    /// for other engines that receive them in messages.
-    pub fn new(
+    /// Creates the images of a model. `processed` keeps their pixels.
+    pub(super) fn new(
         model: Arc<ServedModel>,
         cpu: CpuPool,
         budget: ByteBudget,
         metrics: Arc<PipelineMetrics>,
-        processed_bytes: u64,
+        processed: Arc<ProcessedMedia>,
     ) -> Self {
-        let processed = ProcessedMedia::new(processed_bytes);
         Self { model, plans: PlanCache::default(), processed, cpu, budget, metrics }
     }
 
@@ -226,8 +221,11 @@ impl MediaSource for ImageSource {
         order: TensorRequest,
     ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
         let span = tracing::debug_span!("process", hash = %self.hash);
+        // Callers ask for all items of a request before they wait for one, so all of the request's
+        // work is announced before the first piece is queued.
+        let work = self.budget.announce(self.price(pixel_format(order.format)));
         let fields = async {
-            self.make(order).await.map_err(|error| SourceError::new(error.at(&self.field)))
+            self.make(order, work).await.map_err(|error| SourceError::new(error.at(&self.field)))
         };
         fields.instrument(span).boxed()
     }
@@ -270,7 +268,11 @@ impl ImageSource {
         Ok(self.ticket.get_or_init(|| ticket).clone())
     }
 
-    async fn make(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
+    async fn make(
+        &self,
+        order: TensorRequest,
+        work: AnnouncedWork,
+    ) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Images { model, processed, cpu, budget, metrics, .. } = &*self.images;
         let key = TensorKey { hash: self.hash, format: order.format };
         let _permit = processed.lock(key).await;
@@ -291,14 +293,15 @@ impl ImageSource {
             Some(pixels) if job.memory.takes(&pixels) => Ok(pixels),
             Some(pixels) => {
                 let ticket = self.budget.ticket(price::copy(pixels.as_ref().len()))?;
-                cpu.run(&ticket, move || job.copy(&pixels)).await?
+                cpu.run_announced(&ticket, work, move || job.copy(&pixels)).await?
             }
             None => {
                 let image = self.encoded.clone();
                 let pool = cpu.clone();
                 let ticket = self.processing_ticket(self.price(job.format))?;
                 let started = Instant::now();
-                let pixels = cpu.run(&ticket, move || job.process(&image, &pool)).await?;
+                let process = move || job.process(&image, &pool);
+                let pixels = cpu.run_announced(&ticket, work, process).await?;
                 metrics.observe_stage(Stage::Process, started.elapsed());
                 pixels
             }
@@ -307,13 +310,6 @@ impl ImageSource {
         processed.insert(key, &pixels);
         if is_new { &metrics.media_decoded } else { &metrics.media_reused }.inc();
         Ok(Some(item_fields(&self.plan, pixel_format(key.format), &pixels)))
-    }
-}
-
-fn pixel_format(format: TensorFormat) -> PixelFormat {
-    match format {
-        TensorFormat::Raw => PixelFormat::RawU8,
-        TensorFormat::Normalized(dtype) => PixelFormat::Normalized(dtype),
     }
 }
 
@@ -360,29 +356,13 @@ impl PixelJob {
         bytes: usize,
         write: impl FnOnce(&mut [u8]) -> Result<(), RequestError>,
     ) -> Result<TensorBytes, RequestError> {
-        if let Some(mut slot) = self.memory.reserve(bytes) {
-            write(&mut slot)?;
-            return Ok(TensorBytes::Slot(slot.publish()));
-        }
-        let mut buffer = self.budget.buffer();
-        write(buffer.extend_zeroed(bytes)?)?;
-        Ok(TensorBytes::Here(buffer.freeze()))
+        let mut tensor = TensorWriter::reserve(&*self.memory, &self.budget, bytes)?;
+        write(tensor.bytes())?;
+        Ok(tensor.publish())
     }
 }
 
 /// Returns the item's tensors, in the order of the model's own processor.
 fn item_fields(plan: &ImagePlan, format: PixelFormat, pixels: &TensorBytes) -> Vec<ItemField> {
-    let tensor = |spec| {
-        let TensorSpec { name, dtype, shape, contents, field } = spec;
-        let bytes = match contents {
-            Contents::Small(bytes) => TensorBytes::Here(Bytes::from(bytes)),
-            Contents::Pixels => pixels.clone(),
-        };
-        ItemField {
-            name: Cow::Borrowed(name),
-            field,
-            value: FieldValue::Tensor(Tensor { dtype, shape, bytes }),
-        }
-    };
-    plan.tensors(format).into_iter().map(tensor).collect()
+    plan.tensors(format).into_iter().map(|spec| to_field(spec, pixels)).collect()
 }

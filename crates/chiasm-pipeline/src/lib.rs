@@ -13,12 +13,14 @@
 //! | `request_context` | a request's identity, client, budget and attempts |
 //! | `pipeline` | the state that all requests share |
 //! | `metrics` | metrics for Prometheus |
+//! | `last_route` | the latest route of a request, for its log line |
 //! | `observer` | the observer of routes, such as the live page |
 //! | `prepare` | turns a parsed request into routable prompts |
 //! | `opening` | loads the bytes of a request's media items |
 //! | `prompt_price` | the CPU time that a prompt takes, by estimate |
 //! | `item` | plans of media items of any modality |
 //! | `image` | images: their plans and their tensors |
+//! | `video` | videos: their plans and their tensors |
 //! | `machine` | media items of jobs that a frontend on another machine has planned |
 //! | `processor_items` | media items that vLLM's own processor makes |
 //! | `plans`, `processed` | caches of items' plans and tensors |
@@ -51,6 +53,7 @@ mod forward;
 mod generation;
 mod image;
 mod item;
+mod last_route;
 mod limits;
 mod machine;
 mod metrics;
@@ -73,6 +76,7 @@ mod sampling;
 pub mod test_support;
 mod text_logprobs;
 mod tokenize;
+mod video;
 
 pub use deadlines::{Deadline, Deadlines, within};
 pub use error::{Cause, RequestError};
@@ -81,6 +85,7 @@ pub use forward::{
 };
 pub use generation::{Generation, collect};
 pub use image::{Images, TensorsError};
+pub use last_route::LastRoute;
 pub use limits::{ItemLimits, PipelineLimits};
 pub use machine::{
     CheckedJob, FetchFailure, ItemError, ItemOrigin, MachineMedia, PlanError, PlannedItem,

@@ -28,7 +28,7 @@ use super::image::{ImageSettings, Images, TensorsError, find_pixels};
 use super::limits::PipelineLimits;
 use super::metrics::PipelineMetrics;
 use super::prepare::check_tokens;
-use super::processed::TensorKey;
+use super::processed::{ProcessedMedia, TensorKey};
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
 
@@ -122,7 +122,7 @@ impl MachineMedia {
             cpu.clone(),
             loader.budget().clone(),
             metrics,
-            limits.processed_bytes,
+            Arc::new(ProcessedMedia::new(limits.processed_bytes)),
         );
         let tensors = max_tensor_bytes.map(|max_bytes| {
             Arc::new(ReceivedTensors::new(max_bytes, limits.processed_bytes, cpu.clone()))

@@ -195,6 +195,7 @@ impl PipelineMetrics {
         for retry in Retry::ALL {
             drop(self.retries.get_or_create(&CauseLabel { cause: retry.name() }));
         }
+        self.media.create_series();
         for stage in Stage::ALL {
             drop(self.stages.get_or_create(&StageLabel { stage: stage.name() }));
         }
@@ -316,6 +317,22 @@ impl PipelineMetrics {
     pub fn observe_gap(&self, gap: Duration, tokens: usize) {
         self.inter_token_latency.observe_each(gap, tokens as u64);
         self.objectives().count_gaps(gap, tokens as u64);
+    }
+
+    /// Counts the videos of a request that were planned without decoding.
+    pub(crate) fn count_planned_videos(&self, videos: usize) {
+        self.media.count_planned_videos(videos);
+    }
+
+    /// Counts videos that went to vLLM's own processor as whole files.
+    pub(crate) fn count_whole_videos(&self, cause: &'static str, videos: usize) {
+        self.media.count_whole_videos(cause, videos);
+    }
+
+    /// Returns the number of videos that went to vLLM's own processor for a cause.
+    #[cfg(test)]
+    pub(crate) fn whole_videos(&self, cause: &'static str) -> u64 {
+        self.media.whole_videos(cause)
     }
 
     /// Counts a request that lost its worker.

@@ -8,7 +8,10 @@ use chiasm_parse::UnknownParser;
 use chiasm_prompt::{ChatTemplate, ContentFormat, PromptError, Tokenizer};
 use chiasm_request::{ChatDefaults, GenerationConfig};
 use chiasm_types::TokenId;
-use chiasm_vision::{AcceptedMedia, VisionError, VisionModel, Vocabulary, VocabularyError};
+use chiasm_vision::{
+    AcceptedMedia, NotPlanned, VideoModel, VideoOptions, VisionError, VisionModel, Vocabulary,
+    VocabularyError,
+};
 use serde_json::{Map, Value};
 
 use crate::answers::{AnswerFormat, ParserChoice};
@@ -70,6 +73,10 @@ pub struct ServedModel {
     pub template: Option<ChatTemplate>,
     /// The image family; `None` for a text model.
     pub vision: Option<VisionModel>,
+    /// The planner of videos, or the reason why vLLM's own processor makes all videos.
+    pub videos: Result<VideoModel, NotPlanned>,
+    /// The maximum number of videos in a prompt that Chiasm plans; vLLM's processor refuses more.
+    pub max_videos: usize,
     /// The sampling defaults and the end tokens.
     pub generation: GenerationConfig,
     /// The formats of the model's answers.
@@ -144,6 +151,11 @@ impl ServedModel {
             tokenizer,
             template,
             vision,
+            videos: Err(NotPlanned::Setting {
+                key: "the image processor",
+                problem: "is vLLM's own, so videos are its own, too".to_owned(),
+            }),
+            max_videos: usize::MAX,
             generation: generation_config(dir)?,
             chats: ChatDefaults::default(),
         })
@@ -185,6 +197,18 @@ impl ServedModel {
     pub fn with_engine_kwargs(self, kwargs: Map<String, Value>) -> Result<Self, VisionError> {
         let vision = self.vision.map(|vision| vision.with_engine_kwargs(kwargs)).transpose()?;
         Ok(Self { vision, ..self })
+    }
+
+    /// Plans videos for engines with these options, at most `max_videos` of them in a prompt.
+    ///
+    /// Only models whose images Chiasm processes have such videos: both need vLLM's own model
+    /// class.
+    #[must_use]
+    pub fn with_videos(self, options: VideoOptions, max_videos: usize) -> Self {
+        if self.vision.is_none() {
+            return self;
+        }
+        Self { videos: VideoModel::from_model_dir(&self.dir, options), max_videos, ..self }
     }
 
     /// Returns a fingerprint of everything in the model's media processors that changes an item's

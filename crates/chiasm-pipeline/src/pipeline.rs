@@ -5,6 +5,7 @@ use std::sync::Arc;
 use chiasm_fleet::Fleet;
 use chiasm_media::{EncodedMedia, MediaHeader, MediaLoader};
 use chiasm_prompt::ChatTemplate;
+use chiasm_request::MediaKwargs;
 use chiasm_router::WorkerSnapshot;
 use chiasm_types::Modality;
 
@@ -14,9 +15,11 @@ use super::image::Images;
 use super::limits::PipelineLimits;
 use super::metrics::{MediaState, Objectives, PipelineMetrics};
 use super::observer::RouteObserver;
+use super::processed::ProcessedMedia;
 use super::processor_items::{VllmProcessorOptions, VllmProcessors};
 use super::retries::Retries;
-use crate::cpu::CpuPool;
+use super::video::{PlannedVideos, Videos};
+use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
 
 /// The minimum of the limit on requests in flight, if no limit is configured.
@@ -30,8 +33,13 @@ pub struct Pipeline {
     pub media: MediaLoader,
     /// The planner of images and maker of their tensors.
     pub images: Arc<Images>,
+    /// The tensors that were made for any engine.
+    pub(super) processed: Arc<ProcessedMedia>,
     /// vLLM's own processors; `None` if there are none.
-    pub vllm_processors: Option<VllmProcessors>,
+    pub vllm_processors: Option<Arc<VllmProcessors>>,
+    /// The planner of videos and maker of their tensors; `None` without vLLM's own processors,
+    /// which decode the frames.
+    pub(super) videos: Option<Arc<Videos>>,
     /// The workers.
     pub fleet: Arc<Fleet>,
     /// The bounds on the work for a request.
@@ -59,20 +67,18 @@ impl Pipeline {
         let metrics = Arc::new(PipelineMetrics::default());
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
         let budget = media.budget().clone();
-        let images = Images::new(
-            model.clone(),
-            cpu.clone(),
-            budget,
-            metrics.clone(),
-            limits.processed_bytes,
-        );
+        let processed = Arc::new(ProcessedMedia::new(limits.processed_bytes));
+        let images =
+            Images::new(model.clone(), cpu.clone(), budget, metrics.clone(), processed.clone());
         let departure_metrics = metrics.clone();
         fleet.on_departure(move |worker| departure_metrics.forget(worker));
         Self {
             model,
             media: media.with_executor(Arc::new(cpu.clone())),
             images: Arc::new(images),
+            processed,
             vllm_processors: None,
+            videos: None,
             fleet,
             cpu,
             metrics,
@@ -88,7 +94,17 @@ impl Pipeline {
     pub fn with_processor(self, options: VllmProcessorOptions) -> Self {
         let processors =
             VllmProcessors::new(options, &self.cpu, self.media.budget(), &self.metrics);
-        Self { vllm_processors: Some(processors), ..self }
+        let processors = Arc::new(processors);
+        let videos = Videos::new(
+            self.model.clone(),
+            processors.clone(),
+            self.processed.clone(),
+            self.limits.request_cost,
+            self.cpu.clone(),
+            self.media.budget().clone(),
+            self.metrics.clone(),
+        );
+        Self { vllm_processors: Some(processors), videos: Some(Arc::new(videos)), ..self }
     }
 
     /// Sets the observer of routes.
@@ -130,25 +146,26 @@ impl Pipeline {
             || (*modality == Modality::Image && self.model.vision.is_some())
     }
 
-    /// Returns `true` if an item needs vLLM's own processor.
+    /// Returns `true` if vLLM's own processor must make an item that is no planned video.
     pub(super) fn needs_vllm_processor(&self, item: &EncodedMedia) -> bool {
         let is_native = self.model.vision.is_some() && matches!(item.header, MediaHeader::Image(_));
         self.vllm_processors.is_some() && !is_native
     }
 
-    /// Returns vLLM's processors if a conversation needs them: for items that Chiasm can't process,
-    /// or to render the conversation.
+    /// Plans the videos of a request, as far as possible, from their files' indexes.
     ///
     /// # Errors
-    /// Returns an error if a required processor is unavailable.
-    pub(super) async fn vllm_processors_for(
+    /// Returns an error if the request's budget does not allow that.
+    pub(super) async fn plan_videos(
         &self,
-        items: &[EncodedMedia],
-    ) -> Result<Option<&VllmProcessors>, RequestError> {
-        let Some(processors) = &self.vllm_processors else { return Ok(None) };
-        let is_needed = items.iter().any(|item| self.needs_vllm_processor(item))
-            || processors.renders_conversations().await?;
-        Ok(is_needed.then_some(processors))
+        media: &[EncodedMedia],
+        kwargs: &MediaKwargs,
+        cpu: &CpuBudget,
+    ) -> Result<PlannedVideos, RequestError> {
+        match &self.videos {
+            Some(videos) => videos.plan_all(media, kwargs, cpu).await,
+            None => Ok(PlannedVideos::default()),
+        }
     }
 
     /// Returns `true` if the model accepts a system message only at the start of a conversation.

@@ -1,6 +1,7 @@
 //! Preparation of a request: expanded prompts, media identities and block keys, without decoding
 //! pixels.
 
+mod native_items;
 mod processor_plans;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,9 +18,7 @@ use chiasm_kv::{BlockKey, MediaSpan, PromptBlocks};
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Item, Marker, MarkerText, Markers, PromptError, RenderOptions, expand};
 use chiasm_request::StageTimes;
-use chiasm_request::{
-    Chat, ClientSampling, GenerateRequest, MediaRef, Prompt, ToolChoice, ToolUse,
-};
+use chiasm_request::{Chat, ClientSampling, GenerateRequest, Prompt, ToolChoice, ToolUse};
 use chiasm_router::RouteItem;
 use chiasm_types::{Modality, Placeholder, PlanClassId, TokenId};
 use chiasm_vision::ImagePrompt;
@@ -28,8 +27,8 @@ use tracing::Instrument;
 
 use super::deadlines::{Deadlines, within};
 use super::error::{Cause, RequestError};
-use super::image::Images;
 use super::item::ItemPlan;
+use super::last_route::LastRoute;
 use super::observer::{ExplainedPlan, PromptEntry};
 use super::opening::open_all;
 use super::output_parsing::{OutputParsing, combine_with_calls};
@@ -37,9 +36,11 @@ use super::past_attempts::Attempts;
 use super::prompt_price::{is_small, price_of};
 use super::request_context::RequestContext;
 use super::sampling;
+use super::video::PlannedVideos;
 use crate::Pipeline;
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
+use native_items::NativeItems;
 
 /// A request that is ready to be routed.
 #[derive(Clone, Debug)]
@@ -76,6 +77,8 @@ pub struct Prepared {
     pub(crate) stage_times: StageTimes,
     /// The prompt's entry on the live page.
     pub(crate) entry: PromptEntry,
+    /// The request's latest route.
+    pub(crate) last_route: LastRoute,
 }
 
 /// The plan of a request for workers of one plan class.
@@ -246,20 +249,25 @@ async fn prepare_now(
         ..sampling::needs(&sampling)
     };
     let namespace = CacheNamespace { adapter: adapter.clone(), salt: cache_salt.clone() };
-    let preparation = Preparation { pipeline, cpu: &context.cpu, classes, namespace };
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
-    let plans = match prompt {
-        Prompt::Chat(chat) => match pipeline.vllm_processors_for(&media).await? {
-            None => preparation.plan(Prompt::Chat(chat), media).instrument(span).await,
-            Some(processors) => {
-                preparation.plan_with_processors(processors, chat, media).instrument(span).await
+    let plans = async {
+        let videos = match &prompt {
+            Prompt::Chat(chat) => {
+                pipeline.plan_videos(&media, &chat.media_kwargs, &context.cpu).await?
             }
-        },
-        prompt => preparation.plan(prompt, media).instrument(span).await,
+            Prompt::Text(_) | Prompt::Tokens(_) => PlannedVideos::default(),
+        };
+        let preparation = Preparation { pipeline, cpu: &context.cpu, classes, namespace, videos };
+        match prompt {
+            Prompt::Chat(chat) => preparation.plan_conversation(chat, media).await,
+            prompt => preparation.plan(prompt, media).await,
+        }
     };
+    let plans = plans.instrument(span).await;
     let plans = plans.map_err(|error| error.at(field))?;
-    let RequestContext { id, trace, session, arrived, attempts, entries, .. } = context.clone();
+    let RequestContext { id, trace, session, arrived, attempts, entries, last_route, .. } =
+        context.clone();
     let parse = started.saturating_duration_since(arrived);
     let stage_times = StageTimes { parse, fetch, plan: started.elapsed() - fetch };
     Ok(Prepared {
@@ -279,6 +287,7 @@ async fn prepare_now(
         attempts,
         stage_times,
         entry: entries.add_prompt(),
+        last_route,
     })
 }
 
@@ -309,6 +318,8 @@ pub(super) struct Preparation<'a> {
     pub(super) cpu: &'a CpuBudget,
     pub(super) classes: PresentClasses,
     pub(super) namespace: CacheNamespace,
+    /// The request's planned videos.
+    pub(super) videos: PlannedVideos,
 }
 
 /// The parts of a request that separate the KV blocks of equal prompts.
@@ -348,6 +359,51 @@ impl Preparation<'_> {
         self.pipeline.cpu.run_inline_if(is_small, self.cpu, cost, work).await?
     }
 
+    /// Plans a conversation, for each class of workers with or without vLLM's own processor.
+    ///
+    /// The processor is needed for items that Chiasm can't plan for the class, or to render the
+    /// conversation.
+    async fn plan_conversation(
+        self,
+        chat: Chat,
+        media: Vec<EncodedMedia>,
+    ) -> Result<Vec<ClassPlan>, RequestError> {
+        let Some(processors) = &self.pipeline.vllm_processors else {
+            return self.plan(Prompt::Chat(chat), media).await;
+        };
+        let needs_processor = |(index, item): (usize, &EncodedMedia)| {
+            self.videos.get(index).is_none() && self.pipeline.needs_vllm_processor(item)
+        };
+        if media.iter().enumerate().any(needs_processor)
+            || processors.renders_conversations().await?
+        {
+            return self.plan_with_processors(processors, chat, media).await;
+        }
+        let Some(videos) = self.pipeline.videos.as_ref().filter(|_| !self.videos.is_empty()) else {
+            return self.plan(Prompt::Chat(chat), media).await;
+        };
+        let (native, other): (Vec<_>, Vec<_>) = self
+            .classes
+            .iter()
+            .cloned()
+            .partition(|class| videos.accept(std::slice::from_ref(class), &self.videos));
+        if other.is_empty() {
+            return self.plan(Prompt::Chat(chat), media).await;
+        }
+        let videos = PlannedVideos::default();
+        let others = Self { classes: other.into(), videos, ..self.clone() };
+        if native.is_empty() {
+            return others.plan_with_processors(processors, chat, media).await;
+        }
+        let natives = Self { classes: native.into(), ..self };
+        let prompt = Prompt::Chat(chat.clone());
+        let (native, other) = tokio::join!(
+            natives.plan(prompt, media.clone()),
+            others.plan_with_processors(processors, chat, media),
+        );
+        either_plans(native, other)
+    }
+
     /// Plans a prompt that needs no processor of vLLM.
     async fn plan(
         &self,
@@ -355,7 +411,11 @@ impl Preparation<'_> {
         media: Vec<EncodedMedia>,
     ) -> Result<Vec<ClassPlan>, RequestError> {
         let model = self.pipeline.model.clone();
-        let images = self.pipeline.images.clone();
+        let items = NativeItems {
+            images: self.pipeline.images.clone(),
+            videos: self.pipeline.videos.clone(),
+            planned: self.videos.clone(),
+        };
         let classes = self.classes.clone();
         let namespace = self.namespace.clone();
         let cpu = self.cpu.clone();
@@ -367,10 +427,23 @@ impl Preparation<'_> {
                 plan_text(namespace.encode(&model, &text, true)?, &classes, &namespace, &model)
             }
             Prompt::Chat(chat) => {
-                plan_chat(&model, &images, chat, &media, &classes, &namespace, &cpu)
+                plan_chat(&model, &items, chat, &media, &classes, &namespace, &cpu)
             }
         })
         .await
+    }
+}
+
+/// Returns the plans for some classes and for others. A request that fails for some may succeed for
+/// others.
+fn either_plans(
+    some: Result<Vec<ClassPlan>, RequestError>,
+    others: Result<Vec<ClassPlan>, RequestError>,
+) -> Result<Vec<ClassPlan>, RequestError> {
+    match (some, others) {
+        (Ok(some), Ok(others)) => Ok([some, others].concat()),
+        (Ok(plans), Err(_)) | (Err(_), Ok(plans)) => Ok(plans),
+        (Err(error), Err(_)) => Err(error),
     }
 }
 
@@ -424,7 +497,7 @@ fn render_text(
 /// Renders and tokenizes a conversation, and expands its media items for each class.
 fn plan_chat(
     model: &ServedModel,
-    images: &Arc<Images>,
+    native: &NativeItems,
     mut chat: Chat,
     media: &[EncodedMedia],
     classes: &[PresentClass],
@@ -435,6 +508,7 @@ fn plan_chat(
         .media_kwargs
         .io
         .iter()
+        .filter(|(name, _)| native.videos().is_none() || *name != Modality::Video.name())
         .find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
     {
         let field = format!("media_io_kwargs.{name}");
@@ -443,11 +517,18 @@ fn plan_chat(
     }
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
     let image_texts = image_prompt.as_ref().map(|prompt| [prompt.text]);
-    let texts = image_texts.as_ref().map(|texts| MarkerText { modality: &Modality::Image, texts });
+    let video_texts = native.videos().map(|videos| videos.marker_texts());
+    let image_text = image_texts.as_ref().map(|texts| (&Modality::Image, &texts[..]));
+    let video_text = video_texts.as_ref().map(|texts| (&Modality::Video, &texts[..]));
+    let texts: Vec<MarkerText<'_>> = [image_text, video_text]
+        .into_iter()
+        .flatten()
+        .map(|(modality, texts)| MarkerText { modality, texts })
+        .collect();
     let sources = std::mem::take(&mut chat.media);
-    let kwargs = std::mem::take(&mut chat.media_kwargs).processor;
+    let kwargs = Arc::new(*std::mem::take(&mut chat.media_kwargs));
     let rewrite = image_prompt.and_then(|prompt| prompt.rewrite);
-    let text = render_text(model, chat, texts.as_slice())?;
+    let text = render_text(model, chat, &texts)?;
     let rewritten = rewrite.map(|(from, to)| text.replace(from, to));
     let tokens = namespace.encode(model, rewritten.as_deref().unwrap_or(&text), false)?;
     let Some(vision) = &model.vision else { return plan_text(tokens, classes, namespace, model) };
@@ -463,29 +544,16 @@ fn plan_chat(
     drop((text, rewritten));
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let image_marker = Marker { modality: &Modality::Image, tokens: marker };
+    let video_marker = native
+        .videos()
+        .map(|videos| Marker { modality: &Modality::Video, tokens: videos.marker() });
+    let markers: Vec<Marker<'_>> =
+        [Some(image_marker), video_marker].into_iter().flatten().collect();
     let for_class = |class: &PresentClass| -> Result<ClassPlan, RequestError> {
-        let settings = images.settings(&kwargs, class)?;
-        let mut item_tokens = 0;
-        let plan = |(image, source): (&EncodedMedia, &MediaRef)| {
-            let plan = images.plan(image, &settings, class, &source.field, cpu)?;
-            // A request's settings can make images arbitrarily large, so this is checked before
-            // anything of that size is built.
-            item_tokens += plan.embeds;
-            if item_tokens > class.max_model_len {
-                let max_model_len = class.max_model_len;
-                return Err(RequestError::from(Cause::ContextFull {
-                    tokens: item_tokens,
-                    max_model_len,
-                })
-                .at(&source.field));
-            }
-            Ok(plan)
-        };
-        let items: Vec<ItemPlan> =
-            media.iter().zip(&sources).map(plan).collect::<Result<_, _>>()?;
+        let items = native.plan(media, &sources, &kwargs, class, cpu)?;
         let placed: Vec<_> =
             items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
-        let expanded = expand(&tokens, Markers { by_modality: &[image_marker], joins }, &placed)?;
+        let expanded = expand(&tokens, Markers { by_modality: &markers, joins }, &placed)?;
         check_tokens(&expanded.tokens, model.last_token())?;
         let placed = in_prompt_order(items, expanded.placeholders);
         let plan = ClassPlan::new(class, Arc::new(expanded.tokens), placed, namespace);
@@ -577,7 +645,7 @@ pub(super) fn check_tokens(tokens: &[TokenId], last: TokenId) -> Result<(), Requ
     match tokens.iter().copied().max() {
         None => Err(Cause::Invalid("the prompt is empty".to_owned()).into()),
         Some(token) if token > last => {
-            Err(Cause::Invalid(format!("token id {token} is outside the vocabulary")).into())
+            Err(Cause::Invalid(sampling::outside_vocabulary(token, last)).into())
         }
         Some(_) => Ok(()),
     }

@@ -1,12 +1,15 @@
 //! A cache of media items' large tensors, with single-flight processing.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::{TensorBytes, TensorFormat};
+use chiasm_backend::{FieldValue, ItemField, Tensor, TensorBytes, TensorFormat, TensorMemory};
 use chiasm_limit::{KeyedLimiter, KeyedPermit};
-use chiasm_transfer::WeakSlot;
+use chiasm_media::{ByteBudget, ChargedBuffer};
+use chiasm_transfer::{SlotWriter, WeakSlot};
 use chiasm_types::MmHash;
+use chiasm_vision::{Contents, PixelFormat, TensorSpec};
 use quick_cache::sync::Cache;
 use quick_cache::{OptionsBuilder, Weighter};
 use tokio::time::Instant;
@@ -18,6 +21,76 @@ use super::error::RequestError;
 pub(super) struct TensorKey {
     pub(super) hash: MmHash,
     pub(super) format: TensorFormat,
+}
+
+impl TensorKey {
+    /// Returns the format of the tensor's values.
+    pub(super) fn pixel_format(&self) -> PixelFormat {
+        pixel_format(self.format)
+    }
+}
+
+/// Returns the format in which pixels are written for an engine.
+pub(super) fn pixel_format(format: TensorFormat) -> PixelFormat {
+    match format {
+        TensorFormat::Raw => PixelFormat::RawU8,
+        TensorFormat::Normalized(dtype) => PixelFormat::Normalized(dtype),
+    }
+}
+
+/// Returns an item's field. `pixels` is its large tensor.
+pub(super) fn to_field(spec: TensorSpec, pixels: &TensorBytes) -> ItemField {
+    let TensorSpec { name, dtype, shape, contents, field } = spec;
+    let bytes = match contents {
+        Contents::Small(bytes) => TensorBytes::Here(Bytes::from(bytes)),
+        Contents::Pixels => pixels.clone(),
+    };
+    ItemField {
+        name: Cow::Borrowed(name),
+        field,
+        value: FieldValue::Tensor(Tensor { dtype, shape, bytes }),
+    }
+}
+
+/// Memory for a tensor that is being written: the engine's own, or else this process's.
+pub(super) enum TensorWriter {
+    Slot(SlotWriter),
+    Here(ChargedBuffer),
+}
+
+impl TensorWriter {
+    /// Reserves memory for a tensor of `bytes` bytes.
+    ///
+    /// # Errors
+    /// Returns an error if this process's memory is exhausted.
+    pub(super) fn reserve(
+        memory: &dyn TensorMemory,
+        budget: &ByteBudget,
+        bytes: usize,
+    ) -> Result<Self, RequestError> {
+        if let Some(slot) = memory.reserve(bytes) {
+            return Ok(Self::Slot(slot));
+        }
+        let mut buffer = budget.buffer();
+        buffer.extend_zeroed(bytes)?;
+        Ok(Self::Here(buffer))
+    }
+
+    /// Returns the memory.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        match self {
+            Self::Slot(slot) => slot,
+            Self::Here(buffer) => buffer.as_mut_slice(),
+        }
+    }
+
+    /// Returns the written tensor.
+    pub(super) fn publish(self) -> TensorBytes {
+        match self {
+            Self::Slot(slot) => TensorBytes::Slot(slot.publish()),
+            Self::Here(buffer) => TensorBytes::Here(buffer.freeze()),
+        }
+    }
 }
 
 /// The maximum number of remembered tensors in arenas. An entry takes about 150 bytes.

@@ -8,12 +8,14 @@ mod identity;
 mod processors;
 mod source;
 mod start;
+mod video_slots;
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use chiasm_backend::PlanClass;
+use bytes::Bytes;
+use chiasm_backend::{MediaSource, PlanClass};
 use chiasm_fleet::PresentClass;
 use chiasm_limit::KeyedLimiter;
 use chiasm_media::{ByteBudget, Charge, ContentHash, EncodedMedia};
@@ -22,15 +24,15 @@ use chiasm_processor::{
 };
 use chiasm_request::MediaKwargs;
 use chiasm_types::{MmHash, Modality, TokenId, TokenRun};
+use chiasm_video::VideoIndex;
 use quick_cache::Weighter;
 use quick_cache::sync::Cache;
 use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::item::ItemPlan;
-use crate::cpu::{CpuBudget, CpuPool};
+use crate::cpu::{CpuBudget, CpuPool, price};
 use crate::metrics::{PipelineMetrics, Stage};
 
 pub(crate) use conversation::conversation;
@@ -39,6 +41,7 @@ use identity::{digest, sorted};
 pub use processors::VllmProcessors;
 use source::ProcessorItemSource;
 use start::Start;
+pub(crate) use video_slots::VideoSlots;
 
 /// The maximum size of the cached metadata. Most items take a kilobyte, a long video takes a
 /// hundred.
@@ -63,10 +66,11 @@ pub struct VllmProcessorOptions {
     pub at_start: bool,
     /// `true` if vLLM may have code that renders the model's conversations, because there is no
     /// chat template.
-    pub may_write_conversations: bool,
+    pub may_render_conversations: bool,
     /// `true` if requests may change the processor's settings.
     pub trust_request_kwargs: bool,
-    /// The maximum number of videos that all processors together decode at once.
+    /// The slots for decoding videos, which all processors share. A video takes one or more, by
+    /// its price.
     pub concurrent_videos: usize,
 }
 
@@ -79,7 +83,7 @@ pub(crate) struct ReleaseProcessor {
     metadata: Cache<MmHash, Arc<ItemMetadata>, ItemMetadataWeight>,
     failures: Cache<MmHash, (RequestError, Instant)>,
     single_flight: KeyedLimiter<MmHash>,
-    videos: Arc<Semaphore>,
+    videos: Arc<VideoSlots>,
     cpu: CpuPool,
     budget: ByteBudget,
     metrics: Arc<PipelineMetrics>,
@@ -139,7 +143,7 @@ pub(crate) struct ProcessorItem {
 impl ReleaseProcessor {
     fn new(
         options: VllmProcessorOptions,
-        videos: Arc<Semaphore>,
+        videos: Arc<VideoSlots>,
         cpu: CpuPool,
         budget: ByteBudget,
         metrics: Arc<PipelineMetrics>,
@@ -171,7 +175,7 @@ impl ReleaseProcessor {
     /// # Errors
     /// Returns an error if a required processor is unavailable.
     async fn renders_conversations(&self) -> Result<bool, RequestError> {
-        if !self.options.required && !self.options.may_write_conversations {
+        if !self.options.required && !self.options.may_render_conversations {
             return Ok(false);
         }
         match self.start.processor().await {
@@ -294,7 +298,7 @@ impl ReleaseProcessor {
             self.failures.remove(&key);
         }
         let video_permit = match encoded.modality {
-            Modality::Video => self.videos.acquire().await.ok(),
+            Modality::Video => self.videos.acquire(self.video_price(&encoded.bytes).await?).await,
             _ => None,
         };
         let started = Instant::now();
@@ -315,6 +319,22 @@ impl ReleaseProcessor {
         self.metrics.media_decoded.inc();
         let charge = self.budget.charge(output.used_bytes())?;
         Ok(Arc::new(ItemTensors { output, _charge: charge }))
+    }
+
+    /// Returns the price of decoding a whole video, if its index tells.
+    async fn video_price(&self, file: &Bytes) -> Result<Option<u64>, RequestError> {
+        let ticket = CpuBudget::shared().ticket(price::video_index(file.len()))?;
+        let file = file.clone();
+        let read = move || VideoIndex::read(&file).ok().map(|index| index.price());
+        Ok(self.cpu.run(&ticket, read).await?)
+    }
+
+    /// Returns the running processor, started if necessary.
+    ///
+    /// # Errors
+    /// Returns the error of the last start.
+    pub(crate) async fn processor(&self) -> Result<Processor, RequestError> {
+        Ok(self.start.processor().await?)
     }
 
     /// Returns everything that changes an item's tensors, apart from its file: the processor and
@@ -371,12 +391,14 @@ impl ProcessorSettings {
 
     /// Returns the maximum number of embeddings that every engine can encode at once.
     fn max_embeds(&self) -> usize {
-        self.greeting()
-            .max_tokens
-            .values()
-            .max()
-            .map_or(0, |&tokens| usize::try_from(tokens).unwrap_or(usize::MAX))
+        max_embeds(self.greeting())
     }
+}
+
+/// Returns the maximum number of embeddings of one item that every engine can encode at once.
+fn max_embeds(greeting: &Greeting) -> usize {
+    let max = greeting.max_tokens.values().max();
+    max.map_or(0, |&tokens| usize::try_from(tokens).unwrap_or(usize::MAX))
 }
 
 impl ItemMetadata {
@@ -439,16 +461,6 @@ impl ProcessorItem {
         let modality = self.encoded.modality.clone();
         let identity = PlanClass::item_identity(&class.class.processor, &self.fingerprint);
         let hash = chiasm_media::mm_hash(&self.encoded.content, &modality, &identity);
-        let source = ProcessorItemSource {
-            processor: processor.clone(),
-            settings: self.settings.clone(),
-            encoded: self.encoded.clone(),
-            field: self.field.clone(),
-            key: self.key,
-            metadata: self.metadata.clone(),
-            tensors: Mutex::new(self.tensors.clone()),
-            cpu: cpu.clone(),
-        };
         Ok(ItemPlan {
             modality,
             hash,
@@ -457,13 +469,31 @@ impl ProcessorItem {
             embeds,
             elements: self.metadata.elements,
             encoder_tokens,
-            source: Arc::new(source),
+            source: self.source(processor, cpu),
+        })
+    }
+
+    /// Returns the source of the item's tensors.
+    pub(crate) fn source(
+        &self,
+        processor: &Arc<ReleaseProcessor>,
+        cpu: &CpuBudget,
+    ) -> Arc<dyn MediaSource> {
+        Arc::new(ProcessorItemSource {
+            processor: processor.clone(),
+            settings: self.settings.clone(),
+            encoded: self.encoded.clone(),
+            field: self.field.clone(),
+            key: self.key,
+            metadata: self.metadata.clone(),
+            tensors: Mutex::new(self.tensors.clone()),
+            cpu: cpu.clone(),
         })
     }
 
     /// Returns the marker and its replacement, if replacing the marker is the only way to expand
     /// the item.
-    fn replacement(&self) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
+    pub(crate) fn replacement(&self) -> Option<(Vec<TokenId>, Vec<TokenRun>)> {
         expansion::replacement(&self.metadata.updates)
     }
 

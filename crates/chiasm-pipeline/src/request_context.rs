@@ -4,6 +4,7 @@ use bytes::Bytes;
 use chiasm_backend::{RequestId, TraceContext};
 use tokio::time::Instant;
 
+use super::last_route::LastRoute;
 use super::observer::PageEntries;
 use super::past_attempts::Attempts;
 use crate::cpu::CpuBudget;
@@ -27,4 +28,6 @@ pub struct RequestContext {
     pub attempts: Attempts,
     /// The request's entries on the live page.
     pub entries: PageEntries,
+    /// The latest route.
+    pub last_route: LastRoute,
 }

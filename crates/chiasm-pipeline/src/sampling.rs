@@ -39,7 +39,7 @@ pub(super) fn resolve(
         presence_penalty,
         frequency_penalty,
         repetition_penalty,
-        // This process makes the text and ends it.
+        // This process detokenizes and applies stop strings.
         stop: _,
         include_stop: _,
         ref stop_token_ids,
@@ -48,13 +48,13 @@ pub(super) fn resolve(
         logprobs,
         logprobs_of_text: _,
         prompt_logprobs,
-        // In `reads_prefix_cache`.
+        // Converted by `reads_prefix_cache`.
         skip_reading_prefix_cache: _,
         ref logit_bias,
         ref allowed_token_ids,
         bad_words: ref words,
         ref structured,
-        // In `thinking_budget`.
+        // Converted by `thinking_budget`.
         thinking_budget: _,
         repetition,
     } = *sampling;
@@ -67,9 +67,14 @@ pub(super) fn resolve(
     let room = u32::try_from(room).unwrap_or(u32::MAX);
     let max_tokens = max_tokens.or(defaults.max_new_tokens).unwrap_or(room).min(room).max(1);
     if min_tokens > max_tokens {
+        let limit = if sampling.max_tokens == Some(max_tokens) {
+            format!("'max_tokens' = {max_tokens}")
+        } else {
+            max_tokens.to_string()
+        };
         return Err(RequestError::invalid(
             "min_tokens",
-            format!("'min_tokens' must be at most {max_tokens}, got {min_tokens}"),
+            format!("'min_tokens' must be at most {limit}, got {min_tokens}"),
         ));
     }
     check_prompt_logprobs(sampling, prompt_tokens, MAX_PROMPT_LOGPROBS)?;
@@ -83,7 +88,7 @@ pub(super) fn resolve(
         if let Some(token) = tokens.iter().find(|&&token| token > model.last_token()) {
             return Err(RequestError::invalid(
                 field,
-                format!("token id {token} is outside the vocabulary"),
+                format!("'{field}': {}", outside_vocabulary(*token, model.last_token())),
             ));
         }
     }
@@ -336,6 +341,12 @@ fn distinct(mut tokens: Vec<TokenId>) -> Vec<TokenId> {
     tokens
 }
 
+/// Returns the message for a token above the vocabulary's last.
+pub(super) fn outside_vocabulary(token: TokenId, last: TokenId) -> String {
+    let size = u64::from(last.0) + 1;
+    format!("token id {token} is outside the vocabulary of {size} tokens")
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -379,6 +390,17 @@ mod tests {
     }
 
     #[test]
+    fn min_tokens_over_max_tokens_name_the_limit() {
+        let message = |max_tokens: Option<u32>| {
+            let sampling =
+                ClientSampling { min_tokens: 91, max_tokens, ..ClientSampling::default() };
+            resolve(&model("{}"), &sampling, 10, 100).unwrap_err().cause.to_string()
+        };
+        assert_eq!(message(Some(3)), "'min_tokens' must be at most 'max_tokens' = 3, got 91");
+        assert_eq!(message(None), "'min_tokens' must be at most 90, got 91");
+    }
+
+    #[test]
     fn unknown_tokens_are_refused_bad_words_tokenized() {
         let model = model("{}");
         let beyond = TokenId(model.last_token().0 + 1);
@@ -389,6 +411,11 @@ mod tests {
             logit_bias: vec![(TokenId(1), 1.0), (beyond, 1.0)],
             ..ClientSampling::default()
         };
+        let message = resolve(&model, &biased, 10, 100).unwrap_err().cause.to_string();
+        let size = beyond.0;
+        let expected =
+            format!("'logit_bias': token id {size} is outside the vocabulary of {size} tokens");
+        assert_eq!(message, expected);
         assert_eq!(field_at_fault(biased), "logit_bias");
         assert_eq!(
             field_at_fault(ClientSampling {

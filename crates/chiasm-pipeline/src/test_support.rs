@@ -23,8 +23,8 @@ use tokio::time::Instant;
 
 use super::output_parsing::OutputParsing;
 use super::{
-    Attempts, PageEntries, Pipeline, PipelineLimits, Prepared, RequestContext, RequestError,
-    RouteObserver, prepare,
+    Attempts, LastRoute, PageEntries, Pipeline, PipelineLimits, Prepared, RequestContext,
+    RequestError, RouteObserver, prepare,
 };
 use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
@@ -136,6 +136,7 @@ fn context() -> RequestContext {
         credentials: None,
         attempts: Attempts::default(),
         entries: PageEntries::default(),
+        last_route: LastRoute::default(),
     }
 }
 

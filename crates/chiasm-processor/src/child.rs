@@ -1,12 +1,13 @@
 //! One child of the fork server.
 
+use std::future::Future;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use bytes::Bytes;
 
@@ -18,7 +19,7 @@ use crate::server::Server;
 
 /// The maximum size of a file that is copied on the async thread. That takes 100 µs; moving to
 /// another thread takes some tens of microseconds.
-const MAX_INLINE_COPY_BYTES: usize = 512 << 10;
+pub(crate) const MAX_INLINE_COPY_BYTES: usize = 512 << 10;
 
 /// A child that answers one call at a time. Dropping it kills it.
 pub(crate) struct Child {
@@ -62,13 +63,14 @@ impl Child {
         self.connection.is_quiet()
     }
 
-    /// Allocates memory for an item of this child: at least `length` bytes that begin with `file`.
-    pub(crate) async fn allocate(&self, file: Bytes, length: u64) -> io::Result<Memory> {
-        if file.len() <= MAX_INLINE_COPY_BYTES {
-            return self.spares.allocate(&file, length);
+    /// Allocates memory for a call of this child: at least `length` bytes that begin with a file,
+    /// given in pieces.
+    pub(crate) async fn allocate(&self, pieces: Vec<Bytes>, length: u64) -> io::Result<Memory> {
+        if pieces.iter().map(Bytes::len).sum::<usize>() <= MAX_INLINE_COPY_BYTES {
+            return self.spares.allocate(&pieces, length);
         }
         let spares = self.spares.clone();
-        let copied = tokio::task::spawn_blocking(move || spares.allocate(&file, length)).await;
+        let copied = tokio::task::spawn_blocking(move || spares.allocate(&pieces, length)).await;
         copied.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
@@ -78,25 +80,70 @@ impl Child {
         &mut self,
         call: &Call<'_>,
         memory: Option<BorrowedFd<'_>>,
-        time_limit: Duration,
+        budget: &mut TimeBudget,
     ) -> Result<Reply, ProcessorError> {
-        let exchange = async {
-            self.connection.send(call, memory).await?;
-            self.connection.receive::<Reply>().await
-        };
-        match timeout(time_limit, exchange).await {
-            Err(_) => Err(ProcessorError::TimedOut { after: time_limit }),
-            Ok(Ok(Reply::Refused { reason })) => Err(ProcessorError::Refused(reason)),
-            Ok(Ok(reply)) => Ok(reply),
-            Ok(Err(error)) if error.kind() == std::io::ErrorKind::InvalidData => {
-                Err(ProcessorError::InvalidReply(error.to_string()))
-            }
-            // The cause is the exit of the server, not the call.
-            Ok(Err(_)) if self.server.has_ended().await => {
-                Err(ProcessorError::Unavailable("it ended during the call".to_owned()))
-            }
-            Ok(Err(_)) => Err(ProcessorError::ChildDied),
+        self.send(call, memory, budget).await?;
+        self.receive(budget).await
+    }
+
+    /// Sends a call, or a message during a call.
+    pub(crate) async fn send(
+        &mut self,
+        call: &Call<'_>,
+        memory: Option<BorrowedFd<'_>>,
+        budget: &mut TimeBudget,
+    ) -> Result<(), ProcessorError> {
+        match budget.spend(self.connection.send(call, memory)).await? {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.explain(error).await),
         }
+    }
+
+    /// Receives the next reply to the current call.
+    pub(crate) async fn receive(
+        &mut self,
+        budget: &mut TimeBudget,
+    ) -> Result<Reply, ProcessorError> {
+        match budget.spend(self.connection.receive::<Reply>()).await? {
+            Ok(Reply::Refused { reason }) => Err(ProcessorError::Refused(reason)),
+            Ok(reply) => Ok(reply),
+            Err(error) => Err(self.explain(error).await),
+        }
+    }
+
+    /// Converts an error of the connection.
+    async fn explain(&self, error: io::Error) -> ProcessorError {
+        if error.kind() == io::ErrorKind::InvalidData {
+            return ProcessorError::InvalidReply(error.to_string());
+        }
+        if self.server.has_ended().await {
+            // The cause is the exit of the server, not the call.
+            return ProcessorError::Unavailable("it ended during the call".to_owned());
+        }
+        ProcessorError::ChildDied
+    }
+}
+
+/// The time that a child may take for a call. Only the time counts in which this process waits for
+/// the child.
+#[derive(Debug)]
+pub(crate) struct TimeBudget {
+    limit: Duration,
+    left: Duration,
+}
+
+impl TimeBudget {
+    /// Creates a budget of which nothing is spent.
+    pub(crate) fn new(limit: Duration) -> Self {
+        Self { limit, left: limit }
+    }
+
+    /// Waits for `work` while there is time left.
+    async fn spend<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ProcessorError> {
+        let start = Instant::now();
+        let outcome = timeout(self.left, work).await;
+        self.left = self.left.saturating_sub(start.elapsed());
+        outcome.map_err(|_| ProcessorError::TimedOut { after: self.limit })
     }
 }
 

@@ -27,6 +27,10 @@ pub enum ProcessorError {
     /// vLLM refused the item or the prompt. Holds vLLM's message.
     #[error("{0}")]
     Refused(String),
+    /// A video decodes to another number of frames than its index says, or to frames of another
+    /// size. The whole video must be processed instead.
+    #[error("the video decodes to other frames than its index says: {0}")]
+    OtherFrames(String),
     /// The call exceeded its deadline.
     #[error(
         "vLLM's processor did not finish within {} s (--processor-timeout)",

@@ -210,7 +210,7 @@ mod tests {
     use crate::memory::Spares;
 
     fn output(field: Value) -> Result<ItemOutput, ProcessorError> {
-        let memory = Arc::<Spares>::default().allocate(&[1, 2, 3, 4, 5, 6], 64).unwrap();
+        let memory = Arc::<Spares>::default().allocate(&[[1, 2, 3, 4, 5, 6]], 64).unwrap();
         let updates = vec![
             serde_json::from_value(json!({"mode": "replace", "target": [5], "full": [[7, 3]]}))
                 .unwrap(),

@@ -12,6 +12,10 @@
 //! makes them and this process can access that memory. Every reply of a child is validated: tensors
 //! must lie within the memory and have the bytes that their shapes need.
 //!
+//! A video that was cut (`chiasm-video`) goes to a child as a small file, whose frames
+//! [`Processor::frames`] returns one by one, as OpenCV decodes them for vLLM. The same memory has
+//! room for a few frames only, and the child waits until one of them was read.
+//!
 //! | module | contents |
 //! |---|---|
 //! | `options` | the settings of a processor |
@@ -20,6 +24,7 @@
 //! | `supervisor` | the task that restarts the fork server |
 //! | `child` | one child: calls and deadlines |
 //! | `python` | the choice of Python, its environment, the embedded sources |
+//! | `frames` | the frames of a video, decoded one by one |
 //! | `output` | the output of the processes |
 //! | `connection` | messages with files over Unix sockets |
 //! | `message` | the messages |
@@ -31,6 +36,7 @@
 mod child;
 mod connection;
 mod error;
+mod frames;
 mod item;
 mod memory;
 mod message;
@@ -42,6 +48,7 @@ mod server;
 mod supervisor;
 
 pub use error::ProcessorError;
+pub use frames::{FrameReader, FramesCall};
 pub use item::{ItemField, ItemOutput, ItemTensor, ItemValue};
 pub use message::{
     ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode,

@@ -6,13 +6,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use rustix::buffer::spare_capacity;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, fallocate, fcntl_add_seals, memfd_create};
+use rustix::io::{Errno, pread};
 
 /// The number of bytes of a region that are kept for the next item of the same child. Allocating
 /// and clearing their pages again would take longer than writing them.
 const MAX_SPARE_BYTES: u64 = 32 << 20;
-/// The number of regions that are kept per child: one for the last item, and one for the item
-/// before, which may be read while the child is already busy again.
+/// The number of regions that are kept per child: one for the last item, and one for the previous
+/// item, which may be read while the child is already busy again.
 const MAX_SPARES: usize = 2;
 
 /// The anonymous shared memory of one item.
@@ -39,16 +41,26 @@ struct Region {
 pub(crate) struct Spares(Mutex<Vec<Region>>);
 
 impl Spares {
-    /// Returns memory that begins with `file`. Its size is `length` bytes, or more if the file is
-    /// longer.
-    pub(crate) fn allocate(self: &Arc<Self>, file: &[u8], length: u64) -> io::Result<Memory> {
-        let length = length.max(file.len() as u64);
+    /// Returns memory that begins with a file, given in `pieces`. Its size is `length` bytes, or
+    /// more if the file is longer.
+    pub(crate) fn allocate(
+        self: &Arc<Self>,
+        pieces: &[impl AsRef<[u8]>],
+        length: u64,
+    ) -> io::Result<Memory> {
+        let file_bytes = pieces.iter().map(|piece| piece.as_ref().len() as u64).sum();
+        let length = length.max(file_bytes);
         let spare = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop();
         let region = match spare.filter(|spare| spare.length == length && spare.has_full_length()) {
             Some(spare) => spare,
             None => Region::new(length)?,
         };
-        region.file.write_all_at(file, 0)?;
+        let mut offset = 0;
+        for piece in pieces {
+            let piece = piece.as_ref();
+            region.file.write_all_at(piece, offset)?;
+            offset += piece.len() as u64;
+        }
         Ok(Memory { region: Some(region), spares: Arc::downgrade(self) })
     }
 
@@ -68,7 +80,7 @@ impl Region {
             MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
         )?);
         file.set_len(length)?;
-        // So that a compromised child cannot fill the machine's memory with it.
+        // A compromised child must not fill the machine's memory by growing the file.
         fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SEAL)?;
         Ok(Self { file, length })
     }
@@ -111,6 +123,23 @@ impl Memory {
         }
     }
 
+    /// Returns a copy of `length` bytes from `offset` on.
+    pub(crate) fn copy(&self, offset: u64, length: usize) -> io::Result<Vec<u8>> {
+        let region = self.region.as_ref().ok_or(io::ErrorKind::NotFound)?;
+        let mut copy = Vec::with_capacity(length);
+        while copy.len() < length {
+            let at = offset + copy.len() as u64;
+            match pread(&region.file, spare_capacity(&mut copy), at) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // The vector may have room for more, which was read as well.
+        copy.truncate(length);
+        Ok(copy)
+    }
+
     #[cfg(test)]
     pub(crate) fn truncate(&self, length: u64) {
         self.region.as_ref().unwrap().file.set_len(length).unwrap();
@@ -149,19 +178,19 @@ mod tests {
     #[test]
     fn dropped_memory_is_reused_by_the_same_child() {
         let spares = Arc::<Spares>::default();
-        let first = spares.allocate(b"first", 1 << 20).unwrap();
-        let second = spares.allocate(b"second", 1 << 20).unwrap();
-        let third = spares.allocate(b"third", 1 << 20).unwrap();
+        let first = spares.allocate(&[b"first"], 1 << 20).unwrap();
+        let second = spares.allocate(&[b"second"], 1 << 20).unwrap();
+        let third = spares.allocate(&[b"third"], 1 << 20).unwrap();
         let inodes = [inode(&first), inode(&second), inode(&third)];
         assert!(inodes[0] != inodes[1] && inodes[1] != inodes[2]);
         drop((first, second));
-        let again = spares.allocate(b"a", 1 << 20).unwrap();
+        let again = spares.allocate(&[b"a"], 1 << 20).unwrap();
         let mut out = [0; 2];
         again.read(&mut out, 0).unwrap();
         assert_eq!((inode(&again), &out), (inodes[1], b"ae"));
         drop((again, third));
         assert_eq!(allocated_bytes(&spares).len(), MAX_SPARES);
-        let other = spares.allocate(b"a", 2 << 20).unwrap();
+        let other = spares.allocate(&[b"a"], 2 << 20).unwrap();
         assert!(!inodes.contains(&inode(&other)) && other.length() == 2 << 20);
     }
 
@@ -169,20 +198,27 @@ mod tests {
     fn large_memory_is_trimmed_truncated_memory_is_freed() {
         let spares = Arc::<Spares>::default();
         let large =
-            spares.allocate(&vec![1; (MAX_SPARE_BYTES + (8 << 20)) as usize], 64 << 20).unwrap();
+            spares.allocate(&[vec![1; (MAX_SPARE_BYTES + (8 << 20)) as usize]], 64 << 20).unwrap();
         drop(large);
         assert_eq!(allocated_bytes(&spares), [MAX_SPARE_BYTES]);
-        let again = spares.allocate(b"", 64 << 20).unwrap();
+        let again = spares.allocate(&[b""], 64 << 20).unwrap();
         let truncated = inode(&again);
         again.truncate(5);
         drop(again);
-        assert_ne!(inode(&spares.allocate(b"", 64 << 20).unwrap()), truncated);
+        assert_ne!(inode(&spares.allocate(&[b""], 64 << 20).unwrap()), truncated);
+    }
+
+    #[test]
+    fn pieces_follow_each_other() {
+        let memory = Arc::<Spares>::default().allocate(&["ab", "", "cde"], 8).unwrap();
+        assert_eq!(memory.copy(1, 5).unwrap(), b"bcde\0");
+        assert!(memory.copy(4, 5).is_err());
     }
 
     #[test]
     fn memory_outlives_its_child() {
         let spares = Arc::<Spares>::default();
-        let memory = spares.allocate(b"abc", 100).unwrap();
+        let memory = spares.allocate(&[b"abc"], 100).unwrap();
         drop(spares);
         let mut out = [0; 3];
         memory.read(&mut out, 0).unwrap();

@@ -76,6 +76,16 @@ pub(crate) enum Call<'a> {
         processor_kwargs: &'a Map<String, Value>,
     },
     Chat(ChatCall<'a>),
+    Frames {
+        length: u64,
+        samples: u64,
+        positions: &'a [u64],
+        width: u32,
+        height: u32,
+        slots: usize,
+    },
+    /// A frame was read, so its slot is free. It is sent during a call and has no reply.
+    Taken,
 }
 
 /// A call that writes a conversation.
@@ -107,9 +117,25 @@ pub struct KnownItem<'a> {
 #[derive(Deserialize)]
 #[serde(tag = "reply", rename_all = "lowercase")]
 pub(crate) enum Reply {
-    Made { fields: Vec<WireField>, updates: Vec<PromptUpdate> },
+    Made {
+        fields: Vec<WireField>,
+        updates: Vec<PromptUpdate>,
+    },
     Expanded(WirePrompt),
-    Refused { reason: String },
+    /// A frame is in its slot. Further replies follow.
+    Frame {
+        position: u64,
+        offset: u64,
+    },
+    /// All wanted frames were sent, and the file ended where it should.
+    Decoded,
+    /// The file decodes to other frames than the call says.
+    Different {
+        reason: String,
+    },
+    Refused {
+        reason: String,
+    },
 }
 
 /// A field of an item in a child's reply, not validated.

@@ -1,14 +1,14 @@
 //! The processor, and the queue in front of its children.
 
-use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
 use serde_json::{Map, Value};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::child::Child;
+use crate::child::{Child, TimeBudget};
 use crate::item::ItemDescription;
+use crate::memory::Memory;
 use crate::message::{Call, ChatCall, ExpandedPrompt, Greeting, KnownItem, Reply};
 use crate::server::Server;
 use crate::supervisor::Supervisor;
@@ -39,7 +39,7 @@ struct Inner {
     greeting: Greeting,
     supervisor: Supervisor,
     /// Bounds the items that have a child or wait for one.
-    admission: Semaphore,
+    admission: Arc<Semaphore>,
     items: Children,
     /// Separate, so that prompts never wait for items. A prompt takes milliseconds at most.
     prompts: Children,
@@ -48,7 +48,7 @@ struct Inner {
 /// The children for one kind of call.
 struct Children {
     /// One permit for each child that may be busy.
-    permits: Semaphore,
+    permits: Arc<Semaphore>,
     idle: Mutex<Vec<Child>>,
 }
 
@@ -61,17 +61,24 @@ impl Processor {
     /// [`ProcessorError::Unavailable`].
     pub async fn start(options: ProcessorOptions) -> Result<Self, ProcessorError> {
         let (supervisor, greeting) = Supervisor::start(&options).await?;
-        let children =
-            |count: usize| Children { permits: Semaphore::new(count), idle: Mutex::default() };
+        let children = |count: usize| Children {
+            permits: Arc::new(Semaphore::new(count)),
+            idle: Mutex::default(),
+        };
         let inner = Inner {
             greeting,
             supervisor,
-            admission: Semaphore::new(options.children + options.queue),
+            admission: Arc::new(Semaphore::new(options.children + options.queue)),
             items: children(options.children),
             prompts: children(options.children),
             options,
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Returns the maximum size of an item's file and tensors together.
+    pub(crate) fn item_bytes(&self) -> u64 {
+        self.inner.options.item_bytes
     }
 
     /// Returns the properties of the processor.
@@ -85,30 +92,32 @@ impl Processor {
     /// # Errors
     /// Any [`ProcessorError`].
     pub async fn item(&self, call: ItemCall<'_>) -> Result<ItemOutput, ProcessorError> {
-        let inner = &self.inner;
-        let _admission = inner.admission.try_acquire().map_err(|_| ProcessorError::QueueFull)?;
-        let _permit = inner.items.acquire().await?;
+        let lease = self.lease_child().await?;
         let ItemCall { modality, file, processor_kwargs, io_kwargs } = call;
         let length = file.len() as u64;
-        let child = inner.take_or_fork(&inner.items).await?;
-        let memory = match child.allocate(file, inner.options.item_bytes).await {
-            Ok(memory) => memory,
-            Err(error) => {
-                inner.items.put_back(child);
-                let reason = format!("no memory for an item: {error}");
-                return Err(ProcessorError::Unavailable(reason));
-            }
-        };
+        let (mut lease, memory) = lease.allocate(vec![file]).await?;
         let call = Call::Item { modality, length, processor_kwargs, io_kwargs };
-        inner
-            .call(child, &inner.items, &call, memory.file(), |reply| match reply {
-                Reply::Made { fields, updates } => {
-                    ItemDescription::validate(&memory, fields, updates)
-                }
-                _ => Err(unexpected_reply("an item")),
-            })
-            .await
-            .map(|description| description.with_memory(memory))
+        let mut budget = lease.budget();
+        let reply = lease.child.call(&call, memory.file(), &mut budget).await;
+        let outcome = reply.and_then(|reply| match reply {
+            Reply::Made { fields, updates } => ItemDescription::validate(&memory, fields, updates),
+            _ => Err(unexpected_reply("an item")),
+        });
+        if may_be_reused(&outcome) {
+            lease.give_back();
+        }
+        outcome.map(|description| description.with_memory(memory))
+    }
+
+    /// Waits for a child that makes items. The number of waiting calls is bounded.
+    pub(crate) async fn lease_child(&self) -> Result<ChildLease, ProcessorError> {
+        let inner = self.inner.clone();
+        let admission = inner.admission.clone().try_acquire_owned();
+        let admission = admission.map_err(|_| ProcessorError::QueueFull)?;
+        let permit = inner.items.permits.clone().acquire_owned().await;
+        let permit = permit.map_err(|_| ProcessorError::QueueFull)?;
+        let child = inner.take_or_fork(&inner.items).await?;
+        Ok(ChildLease { child, inner, _permit: permit, _admission: admission })
     }
 
     /// Expands the items of a prompt, as vLLM does for items in its cache.
@@ -139,14 +148,55 @@ impl Processor {
         items: usize,
     ) -> Result<ExpandedPrompt, ProcessorError> {
         let inner = &self.inner;
-        let _permit = inner.prompts.acquire().await?;
-        let child = inner.take_or_fork(&inner.prompts).await?;
-        inner
-            .call(child, &inner.prompts, call, None, |reply| match reply {
-                Reply::Expanded(prompt) => prompt.validate(items),
-                _ => Err(unexpected_reply("a prompt")),
-            })
-            .await
+        let permit = inner.prompts.permits.acquire().await;
+        let _permit = permit.map_err(|_| ProcessorError::QueueFull)?;
+        let mut child = inner.take_or_fork(&inner.prompts).await?;
+        let mut budget = TimeBudget::new(inner.options.timeout);
+        let reply = child.call(call, None, &mut budget).await;
+        let outcome = reply.and_then(|reply| match reply {
+            Reply::Expanded(prompt) => prompt.validate(items),
+            _ => Err(unexpected_reply("a prompt")),
+        });
+        if may_be_reused(&outcome) {
+            inner.prompts.put_back(child);
+        }
+        outcome
+    }
+}
+
+/// A child that makes items, with its place among the calls that run. Dropping it kills the child.
+pub(crate) struct ChildLease {
+    pub(crate) child: Child,
+    inner: Arc<Inner>,
+    _permit: OwnedSemaphorePermit,
+    _admission: OwnedSemaphorePermit,
+}
+
+impl ChildLease {
+    /// Allocates memory for an item that begins with the item's file, given in pieces.
+    pub(crate) async fn allocate(
+        self,
+        pieces: Vec<Bytes>,
+    ) -> Result<(Self, Memory), ProcessorError> {
+        match self.child.allocate(pieces, self.inner.options.item_bytes).await {
+            Ok(memory) => Ok((self, memory)),
+            Err(error) => {
+                self.give_back();
+                let reason = format!("no memory for an item: {error}");
+                Err(ProcessorError::Unavailable(reason))
+            }
+        }
+    }
+
+    /// Returns the time that the child may take for a call.
+    pub(crate) fn budget(&self) -> TimeBudget {
+        TimeBudget::new(self.inner.options.timeout)
+    }
+
+    /// Keeps the child for the next call. It must not be in the middle of one.
+    pub(crate) fn give_back(self) {
+        let Self { child, inner, _permit, _admission } = self;
+        inner.items.put_back(child);
     }
 }
 
@@ -159,31 +209,9 @@ impl Inner {
             None => server.fork().await,
         }
     }
-
-    /// Calls a child and validates its reply. A child whose reply is invalid is not used again.
-    async fn call<T>(
-        &self,
-        mut child: Child,
-        children: &Children,
-        call: &Call<'_>,
-        memory: Option<BorrowedFd<'_>>,
-        validate: impl FnOnce(Reply) -> Result<T, ProcessorError>,
-    ) -> Result<T, ProcessorError> {
-        let outcome = child.call(call, memory, self.options.timeout).await.and_then(validate);
-        // In any other case the child is dropped, which kills it.
-        if matches!(outcome, Ok(_) | Err(ProcessorError::Refused(_))) {
-            children.put_back(child);
-        }
-        outcome
-    }
 }
 
 impl Children {
-    /// Waits until a child may be used.
-    async fn acquire(&self) -> Result<tokio::sync::SemaphorePermit<'_>, ProcessorError> {
-        self.permits.acquire().await.map_err(|_| ProcessorError::QueueFull)
-    }
-
     /// Takes an idle child of this server. Drops the children of earlier servers, which kills them.
     fn take_idle(&self, server: &Arc<Server>) -> Option<Child> {
         let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,6 +233,12 @@ impl Children {
     }
 }
 
-fn unexpected_reply(call: &str) -> ProcessorError {
+/// Returns `true` if a child may be used again after this outcome of a call. After any other error
+/// it is dropped, which kills it.
+fn may_be_reused<T>(outcome: &Result<T, ProcessorError>) -> bool {
+    matches!(outcome, Ok(_) | Err(ProcessorError::Refused(_)))
+}
+
+pub(crate) fn unexpected_reply(call: &str) -> ProcessorError {
     ProcessorError::InvalidReply(format!("not a reply to {call}"))
 }

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::ProcessorError;
 
 /// The sources of `python/chiasm_processor`.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 13] = [
     ("__init__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__init__.py")),
     ("__main__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__main__.py")),
     ("child.py", include_str!("../../../python/chiasm_processor/chiasm_processor/child.py")),
@@ -20,6 +20,7 @@ const SOURCES: [(&str, &str); 12] = [
         include_str!("../../../python/chiasm_processor/chiasm_processor/conversation.py"),
     ),
     ("fields.py", include_str!("../../../python/chiasm_processor/chiasm_processor/fields.py")),
+    ("frames.py", include_str!("../../../python/chiasm_processor/chiasm_processor/frames.py")),
     ("greeting.py", include_str!("../../../python/chiasm_processor/chiasm_processor/greeting.py")),
     ("limits.py", include_str!("../../../python/chiasm_processor/chiasm_processor/limits.py")),
     ("messages.py", include_str!("../../../python/chiasm_processor/chiasm_processor/messages.py")),
@@ -59,11 +60,11 @@ const PASSED_VARIABLES: [&str; 17] = [
     "XDG_",
 ];
 
-/// The name parts of variables that hold secrets. These are not passed on even if a prefix matches.
+/// Parts of the names of variables that may hold secrets. A variable with one of them is not passed
+/// on, even if a prefix matches.
 const SECRET_NAME_PARTS: [&str; 4] = ["KEY", "TOKEN", "SECRET", "PASSWORD"];
 
-/// Finds the Python interpreter of a `vllm` command: the one in its `#!` line, else the one beside
-/// it.
+/// Finds the Python interpreter of a `vllm` command: in its `#!` line, else beside the command.
 ///
 /// # Errors
 /// [`ProcessorError::NoPython`] if the command does not exist, or no Python belongs to it.
@@ -89,7 +90,7 @@ pub fn find_python(vllm: &Path) -> Result<PathBuf, ProcessorError> {
 /// Returns the Python interpreter in the `#!` line of a script.
 fn shebang_python(script: &Path) -> Option<PathBuf> {
     let mut line = String::new();
-    // A longer line does not name an interpreter.
+    // The line of an interpreter is shorter than this limit.
     BufReader::new(fs::File::open(script).ok()?.take(4096)).read_line(&mut line).ok()?;
     let python = PathBuf::from(line.strip_prefix("#!")?.split_whitespace().next()?);
     let name = python.file_name()?.to_str()?;

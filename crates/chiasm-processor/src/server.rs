@@ -21,8 +21,8 @@ use crate::{ItemLimits, ProcessorError, ProcessorOptions, python};
 /// The time limit of a fork. A fork takes some tens of milliseconds, more on a busy machine.
 const FORK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The number of consecutive unanswered forks after which the server is replaced. A single one may
-/// be due to a busy machine.
+/// The number of consecutive unanswered forks after which the server is replaced. A single
+/// unanswered fork may be due to a busy machine.
 const MAX_UNANSWERED_FORKS: u32 = 2;
 
 /// The maximum delay between the deaths of a server's children and the detection of its own exit.

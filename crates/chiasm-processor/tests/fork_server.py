@@ -2,7 +2,8 @@
 """A scripted fork server without vLLM.
 
 The item's file selects the behaviour of the child: `make`, `wait PATH` (creates PATH.begun and
-waits for PATH), `hang`, `die`, `lie`, `babble` or `refuse`.
+waits for PATH), `hang`, `die`, `lie`, `babble` or `refuse`. For a video it is `honest`, or one of
+the words in `send_frames`; the bytes of a frame are its position.
 
 The flag after the model selects the behaviour of the server: `serve`, `fail`, `vanish`,
 `second-fork-fails`, or `log=FOLDER`. The last one records each start in FOLDER, blocks every start
@@ -57,7 +58,53 @@ def record_start(folder):
         wait_for(os.path.join(folder, "go"))
 
 
+def send_frames(connection, call, memory):
+    length, slots = call["length"], call["slots"]
+    frame_bytes = call["width"] * call["height"] * 3
+    behaviour = os.pread(memory, length, 0).decode()
+    for number, position in enumerate(call["positions"]):
+        if number >= slots:
+            assert receive(connection) == ({"call": "taken"}, [])
+        offset = length + number % slots * frame_bytes
+        os.pwrite(memory, bytes([position]) * frame_bytes, offset)
+        if number == 1:
+            match behaviour:
+                case "position":
+                    position += 1
+                case "offset":
+                    offset += 1
+                case "outside":
+                    offset = 1 << 40
+                case "truncate":
+                    os.truncate(memory, length)
+                    send(connection, {"reply": "frame", "position": position, "offset": offset})
+                    time.sleep(3600)
+                case "early":
+                    break
+                case "different":
+                    return send(connection, {"reply": "different", "reason": "one frame"})
+                case "refuse":
+                    return send(connection, {"reply": "refused", "reason": "ValueError: too big"})
+                case "babble":
+                    return send(connection, b"not JSON")
+                case "expand":
+                    return send(
+                        connection, {"reply": "expanded", "token_ids": [], "placeholders": []}
+                    )
+                case "die":
+                    os._exit(1)
+                case "hang":
+                    time.sleep(3600)
+        send(connection, {"reply": "frame", "position": position, "offset": offset})
+    if behaviour == "late":
+        send(connection, {"reply": "frame", "position": position, "offset": offset})
+    send(connection, {"reply": "decoded"})
+
+
 def answer(connection, call, files):
+    if call["call"] == "frames":
+        send_frames(connection, call, files[0])
+        return os.close(files[0])
     if call["call"] == "prompt":
         items = [{"offset": offset, "length": 1} for offset, _ in enumerate(call["items"])]
         return send(

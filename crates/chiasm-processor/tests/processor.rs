@@ -1,7 +1,6 @@
 //! A child that hangs, dies or sends an invalid reply fails only its own call. The fork server of
 //! these tests is a small scripted program. vLLM's own processor is tested in
 //! `python/chiasm_processor` and in `chiasm`.
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -12,12 +11,12 @@ use chiasm_processor::{
     ItemCall, ItemLimits, ItemOutput, ItemValue, KnownItem, Processor, ProcessorError,
     ProcessorOptions, Sandbox,
 };
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use serde_json::Map;
 use tokio::task::JoinHandle;
 
 /// Returns options for the fork server `tests/fork_server.py` with the given `behaviour`.
-fn options(behaviour: &str) -> ProcessorOptions {
+pub(crate) fn options(behaviour: &str) -> ProcessorOptions {
     ProcessorOptions {
         python: PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fork_server.py"),
         model: "model".into(),
@@ -34,11 +33,11 @@ fn options(behaviour: &str) -> ProcessorOptions {
     }
 }
 
-async fn start() -> Processor {
+pub(crate) async fn start() -> Processor {
     Processor::start(options("serve")).await.unwrap()
 }
 
-async fn item(processor: &Processor, order: &str) -> Result<ItemOutput, ProcessorError> {
+pub(crate) async fn item(processor: &Processor, order: &str) -> Result<ItemOutput, ProcessorError> {
     let file = Bytes::copy_from_slice(order.as_bytes());
     let none = Map::new();
     processor
@@ -47,17 +46,17 @@ async fn item(processor: &Processor, order: &str) -> Result<ItemOutput, Processo
 }
 
 /// Returns the id of the child that made an item.
-fn child_of(output: &ItemOutput) -> usize {
+pub(crate) fn child_of(output: &ItemOutput) -> usize {
     output.updates[0].full[0].1
 }
 
-fn is_alive(process: usize) -> bool {
+pub(crate) fn is_alive(process: usize) -> bool {
     std::fs::read_to_string(format!("/proc/{process}/stat"))
         .is_ok_and(|stat| !stat.contains(") Z "))
 }
 
 /// Waits until a process has ended.
-async fn wait_end(process: usize) {
+pub(crate) async fn wait_end(process: usize) {
     let start = Instant::now();
     while is_alive(process) {
         assert!(start.elapsed() < Duration::from_secs(10), "{process} does not end");
@@ -127,7 +126,7 @@ async fn calls_beyond_the_queue_are_refused() {
             error => panic!("{error}"),
         }
     }
-    // Of five calls two run, one waits, and the queue has no room for two.
+    // Two of the five calls run, one waits, and the queue has no room for the other two.
     assert_eq!(refused, 2);
     assert!(start.elapsed() >= Duration::from_secs(1), "{:?}", start.elapsed());
     item(&processor, "make").await.unwrap();
@@ -175,6 +174,11 @@ fn parent_of(child: usize) -> usize {
 fn send(signal: Signal, process: usize) {
     let pid = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
+    if signal == Signal::STOP {
+        // Until all of its threads have stopped, the process may still answer.
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), options).unwrap();
+    }
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ struct StopString {
 /// The result of pushing one piece of text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopStep {
-    /// The text that cannot become part of a stop string any more.
+    /// The text that can no longer become part of a stop string.
     pub text: String,
     /// The stop string that ended the text, if any.
     pub stopped_by: Option<String>,

@@ -228,7 +228,7 @@ impl ChatTemplate {
     /// Returns the template with other limits.
     ///
     /// # Errors
-    /// None in practice: this template has been compiled before.
+    /// None in practice: this template has already been compiled.
     pub fn with_limits(&self, limits: RenderLimits) -> Result<Self, PromptError> {
         let limited = |inner: &Inner| {
             let source = Source { text: inner.source.clone(), origin: TEMPLATE_NAME.to_owned() };

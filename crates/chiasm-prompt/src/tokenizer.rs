@@ -4,6 +4,7 @@
 mod encoder;
 mod token_bytes;
 
+use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, OnceLock};
 
@@ -13,7 +14,7 @@ use tokenizers::AddedToken;
 
 use crate::PromptError;
 use crate::special_tokens::SpecialTokens;
-use encoder::{Encoder, PieceCache};
+use encoder::{Encoder, PieceCache, TokenizerMerges};
 use token_bytes::ByteForm;
 
 /// A model's tokenizer. Cheap to clone.
@@ -73,8 +74,14 @@ impl Tokenizer {
         let json = std::fs::read(&path)
             .map_err(|source| PromptError::Unreadable { path: path.clone(), source })?;
         let bad = |reason: String| PromptError::BadFile { path: path.clone(), reason };
-        let mut tokenizer =
-            tokenizers::Tokenizer::from_bytes(&json).map_err(|error| bad(error.to_string()))?;
+        // With a large vocabulary, loading `tokenizers` and parsing the merges take most of a
+        // server's start.
+        let (tokenizer, merges) = std::thread::scope(|scope| {
+            let merges = scope.spawn(|| TokenizerMerges::parse(&json));
+            let tokenizer = tokenizers::Tokenizer::from_bytes(&json);
+            (tokenizer, merges.join().unwrap_or_else(|panic| resume_unwind(panic)))
+        });
+        let mut tokenizer = tokenizer.map_err(|error| bad(error.to_string()))?;
         tokenizer.with_truncation(None).map_err(|error| bad(error.to_string()))?;
         tokenizer.with_padding(None);
         let special = SpecialTokens::from_model_dir(dir)?;
@@ -85,7 +92,7 @@ impl Tokenizer {
             special.get("eos_token").and_then(|text| tokenizer.token_to_id(text)).map(TokenId);
         let max_id = tokenizer.get_vocab(true).into_values().max().map(TokenId);
         let byte_form = ByteForm::detect(&tokenizer);
-        let encoder = Encoder::for_tokenizer(&tokenizer, &json);
+        let encoder = merges.and_then(|merges| Encoder::for_tokenizer(&tokenizer, &merges));
         let texts = (0..max_id.map_or(0, |max| max.0.saturating_add(1)).min(MAX_CACHED_TEXTS))
             .map(|_| OnceLock::new())
             .collect();

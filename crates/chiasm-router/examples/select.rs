@@ -17,20 +17,21 @@ use chiasm_types::{BlockSize, MmHash, PlanClassId, TokenId, WorkerId};
 
 const BLOCK: BlockSize = BlockSize::new(16).unwrap();
 /// Tokens of the system prompt that every worker holds.
-const SYSTEM: usize = 512;
+const SYSTEM_TOKENS: usize = 512;
 /// Placeholder tokens of an image.
-const IMAGE: usize = 1024;
-/// Tokens of a question about it.
-const QUESTION: usize = 128;
-/// Images that each worker holds; every fourth is held by two workers.
-const IMAGES: u32 = 16;
+const IMAGE_TOKENS: usize = 1024;
+/// Tokens of a question about the image.
+const QUESTION_TOKENS: usize = 128;
+/// Images whose events each worker gets. The fourth of every four repeats the third, so a worker
+/// holds three quarters of this number of different images.
+const IMAGES_PER_WORKER: u32 = 16;
 const SELECTIONS: usize = 20_000;
 const REQUESTS_PER_SECOND: u64 = 5000;
 
 fn main() {
     println!(
-        "one selection, µs: system prompt ({SYSTEM} tokens), image ({IMAGE}), \
-         question ({QUESTION}), {REQUESTS_PER_SECOND} a second, one thread"
+        "one selection, µs: system prompt ({SYSTEM_TOKENS} tokens), image ({IMAGE_TOKENS}), \
+         question ({QUESTION_TOKENS}), {REQUESTS_PER_SECOND} a second, one thread"
     );
     println!("workers | in flight | policy       |   p50 |   p99 |  p99.9");
     for workers in [8, 64, 1000] {
@@ -64,10 +65,10 @@ fn measure(workers: u32, policy: Policy) {
             worker,
             EngineStats { running: 4, waiting: 0, kv_usage: 0.5, ..EngineStats::default() },
         );
-        for image in 0..IMAGES {
+        for image in 0..IMAGES_PER_WORKER {
             router.apply(
                 worker,
-                &Prompt::new(worker.0 * IMAGES + image - (image % 4) / 3, 0).stored(),
+                &Prompt::new(worker.0 * IMAGES_PER_WORKER + image - (image % 4) / 3, 0).stored(),
             );
         }
     }
@@ -76,7 +77,7 @@ fn measure(workers: u32, policy: Policy) {
     let in_flight = 8 * workers as usize;
     for number in 0..(in_flight + SELECTIONS) as u32 {
         // Every second question is about an image that a worker holds.
-        let image = number.wrapping_mul(2_654_435_761) % (workers * IMAGES);
+        let image = number.wrapping_mul(2_654_435_761) % (workers * IMAGES_PER_WORKER);
         let prompt = Prompt::new(if number % 2 == 0 { image } else { 1_000_000 + number }, number);
         let media = [prompt.item()];
         let request = RouteRequest {
@@ -126,10 +127,12 @@ impl Prompt {
         let mut bytes = [0; 32];
         bytes[..4].copy_from_slice(&image.to_le_bytes());
         let image = MmHash::new(bytes);
-        let mut tokens: Vec<_> = (0..SYSTEM as u32).map(TokenId).collect();
-        tokens.resize(SYSTEM + IMAGE, TokenId(7));
-        tokens.extend((0..QUESTION as u32).map(|token| TokenId(question.wrapping_mul(31) ^ token)));
-        let media = [MediaSpan { hash: image, offset: SYSTEM, length: IMAGE }];
+        let mut tokens: Vec<_> = (0..SYSTEM_TOKENS as u32).map(TokenId).collect();
+        tokens.resize(SYSTEM_TOKENS + IMAGE_TOKENS, TokenId(7));
+        tokens.extend(
+            (0..QUESTION_TOKENS as u32).map(|token| TokenId(question.wrapping_mul(31) ^ token)),
+        );
+        let media = [MediaSpan { hash: image, offset: SYSTEM_TOKENS, length: IMAGE_TOKENS }];
         let keys = block_keys(
             &PromptBlocks { tokens: &tokens, media: &media, ..Default::default() },
             BLOCK,
@@ -138,7 +141,12 @@ impl Prompt {
     }
 
     fn item(&self) -> RouteItem {
-        RouteItem { hash: self.image, end: SYSTEM + IMAGE, embeds: IMAGE, elements: 3 << 20 }
+        RouteItem {
+            hash: self.image,
+            end: SYSTEM_TOKENS + IMAGE_TOKENS,
+            embeds: IMAGE_TOKENS,
+            elements: 3 << 20,
+        }
     }
 
     /// Returns the events that an engine publishes after it has computed the prompt.
@@ -146,9 +154,9 @@ impl Prompt {
         let extra_keys = (0..self.keys.len())
             .map(|block| {
                 let start = block * BLOCK.get();
-                (SYSTEM..SYSTEM + IMAGE).contains(&start).then(|| {
+                (SYSTEM_TOKENS..SYSTEM_TOKENS + IMAGE_TOKENS).contains(&start).then(|| {
                     let identifier = self.image.to_string();
-                    let offset = SYSTEM as i64 - start as i64;
+                    let offset = SYSTEM_TOKENS as i64 - start as i64;
                     vec![ExtraKey::Media { identifier, offset }]
                 })
             })

@@ -7,8 +7,8 @@ use chiasm_kv::BlockKey;
 use foldhash::fast::RandomState;
 use lru::LruCache;
 
-/// Blocks by their last use. The later blocks of a prompt count as used before the earlier ones, so
-/// that a chain is evicted from its end, as engines do it.
+/// Blocks by their last use. Within a prompt, the last block counts as the least recently used, so
+/// that a chain is evicted from its end, as in engines.
 pub(crate) struct ApproximateCache {
     used: LruCache<BlockKey, Duration, RandomState>,
     capacity: usize,
@@ -23,7 +23,7 @@ impl ApproximateCache {
         }
     }
 
-    /// Adds the blocks of a computed prompt and returns those of them that fit into the cache.
+    /// Adds the blocks of a computed prompt. Returns the leading blocks that fit into the cache.
     ///
     /// Blocks that are evicted to make room are added to `evicted`, children before their parents.
     pub(crate) fn insert<'k>(
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn prompt_longer_than_the_cache_leaves_its_beginning() {
+    fn only_the_beginning_of_too_long_a_prompt_is_kept() {
         let long = prompt(0, 8);
         let mut cache = ApproximateCache::new(5);
         let mut evicted = Vec::new();

@@ -105,7 +105,7 @@ pub struct StageWeights {
     pub hop: f64,
     /// The cost per unit of work (`prefill`, `fetch` and `encode`) that a worker whose role is to
     /// decode does for a prompt itself. It counts for that request and for each other request
-    /// there, whose answers wait meanwhile.
+    /// on the worker, whose answers have to wait for the work.
     pub disturb: f64,
 }
 

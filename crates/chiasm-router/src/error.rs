@@ -14,4 +14,7 @@ pub enum RouteError {
     /// [`BusyThresholds`](crate::BusyThresholds) allow. Retryable once requests have ended.
     #[error("all {0} workers are busy; try again later")]
     Busy(usize),
+    /// Every worker that could take the request drains.
+    #[error("no engine accepts new requests: all agents are drained")]
+    Drained,
 }

@@ -10,7 +10,7 @@ pub struct Route {
     /// The workers that encode media items before the prompt is computed, in no order. Each may
     /// begin at once.
     pub encode_stages: Vec<EncodeStage>,
-    /// The media items whose embeddings were encoded before. The worker that computes the prompt
+    /// The media items whose embeddings are already encoded. The worker that computes the prompt
     /// reads them from its machine's store.
     pub embedded: Vec<MmHash>,
     /// The worker that answers.

@@ -195,8 +195,8 @@ impl Router {
 
     /// Sets the statistics that a worker's engine reports.
     ///
-    /// Of these, the cost only uses the waiting requests of other frontends. For its own requests
-    /// the router counts what it gave to the worker, which it knows earlier.
+    /// The cost only uses the waiting requests of other frontends. For the requests of its own
+    /// frontend, the router counts the work that it gave to the worker, which it knows earlier.
     pub fn set_stats(&self, id: WorkerId, stats: EngineStats) {
         if let Some(worker) = self.shared.table().by_id_mut(id) {
             worker.set_stats(stats);
@@ -278,12 +278,12 @@ impl Router {
         Ok((Reservation::new(self.shared.clone(), &assignment, allocation), explanation))
     }
 
-    /// Picks a worker that answers and, where workers have roles, others for the stages before.
+    /// Picks a worker that answers and, where workers have roles, workers for the earlier stages.
     ///
     /// If splitting is allowed and cheaper, another worker computes the prompt first. If that is
-    /// cheaper, others encode the media items before that. Policies that do not compute costs split
-    /// every request that may be split. If no worker has a role, this is the same as
-    /// [`Router::select_planned`].
+    /// cheaper, other workers encode the media items before the prompt is computed. Policies that
+    /// do not compute costs split every request that may be split. If no worker has a role, this is
+    /// the same as [`Router::select_planned`].
     ///
     /// # Errors
     /// The errors of [`Router::select_planned`], for the worker that answers.

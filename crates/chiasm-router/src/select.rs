@@ -47,7 +47,7 @@ pub(crate) struct Assignment {
 /// The reusable buffers of a selection, so that nothing is allocated per worker.
 #[derive(Default)]
 pub(crate) struct Scratch {
-    /// As many entries as the largest number of plans of a request so far.
+    /// One entry per plan of the request that had the most plans so far.
     plans: Vec<PlanScratch>,
     candidates: Vec<Candidate>,
     /// The candidate of each index in the worker table, or [`NO_CANDIDATE`].
@@ -62,6 +62,8 @@ pub(crate) struct Scratch {
     busy: usize,
     /// The number of workers that were not candidates only because they are suspect.
     suspect: usize,
+    /// The number of workers that were not candidates because they drain. They count as busy.
+    draining: usize,
 }
 
 /// The lookups for one plan of a request.
@@ -227,6 +229,7 @@ impl Scratch {
         match (busy, self.suspect) {
             (0, 0) => RouteError::NoWorker,
             (0, suspect) => RouteError::Suspect(suspect),
+            (busy, 0) if busy == self.draining => RouteError::Drained,
             (busy, _) => RouteError::Busy(busy),
         }
     }
@@ -244,6 +247,7 @@ impl Scratch {
     ) -> usize {
         self.candidates.clear();
         self.suspect = 0;
+        self.draining = 0;
         let mut busy = 0;
         for (at, plan) in plans.iter().enumerate() {
             busy += self.gather_class(config, table, at, plan, role_fits);
@@ -269,7 +273,7 @@ impl Scratch {
         plan: &RouteRequest<'_>,
         role_fits: impl Fn(Role) -> bool,
     ) -> usize {
-        let Self { plans, candidates, suspect, .. } = self;
+        let Self { plans, candidates, suspect, draining, .. } = self;
         let overlaps = &plans[at].overlaps;
         let mut found = overlaps.found().iter().peekable();
         let mut lower = overlaps.with_lower_tiers().iter().peekable();
@@ -300,6 +304,7 @@ impl Scratch {
             }
             if is_busy(&config.busy, worker) {
                 busy += 1;
+                *draining += usize::from(worker.engine.is_some_and(|engine| engine.draining));
                 continue;
             }
             if worker.info.block_size.get() != block_size {

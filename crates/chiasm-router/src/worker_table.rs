@@ -20,7 +20,7 @@ use crate::worker_handle::WorkerHandle;
 /// The workers that can be picked and the requests given to them. One lock of the router guards
 /// it.
 pub(crate) struct WorkerTable {
-    /// The workers by index. A worker keeps its index; those of removed workers are reused.
+    /// The workers by index. A worker keeps its index. The indices of removed workers are reused.
     entries: Vec<Option<Worker>>,
     /// Ids and indices of the workers, in the order of their ids.
     order: Vec<(WorkerId, u32)>,

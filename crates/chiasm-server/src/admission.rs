@@ -76,7 +76,7 @@ impl<T: RequestBody> FromRequest<Arc<EndpointState>> for Admitted<T> {
         let (slot, body) = arriving.instrument(tracing::debug_span!("parse")).await?;
         let guards = Arc::new((slot, state.metrics.in_flight()));
         Ok(Self {
-            caller: state.caller(identity, cpu, &head.headers, record.entries()),
+            caller: state.caller(identity, cpu, &head.headers, &record),
             admission: Admission { record, connection, _guards: guards },
             body,
         })

@@ -35,14 +35,16 @@ use self::socket::Socket;
 use self::table::ConnectionTable;
 use crate::connection::Connection;
 use crate::connection_metrics::ConnectionMetrics;
+use crate::http_rules::MAX_HEAD_BYTES;
 use crate::layers::{self, RequestLayers};
 use crate::poll_epoch::with_epochs;
 use crate::settings::HttpLimits;
 use crate::tls::Certificate;
 
 /// The size of a connection's read buffer, which it may keep while it is idle. hyper's own 400 kB
-/// would be gigabytes for all connections. A request head that does not fit is refused.
-const READ_BUFFER_BYTES: usize = 64 << 10;
+/// would be gigabytes for all connections. hyper refuses a request head of over twice the size;
+/// [`http_rules::check`](crate::http_rules::check) is exact.
+const READ_BUFFER_BYTES: usize = MAX_HEAD_BYTES;
 
 /// The pause after a failed accept, which is usually caused by a lack of file descriptors.
 const ACCEPT_RETRY_PAUSE: Duration = Duration::from_millis(100);

@@ -48,7 +48,7 @@ impl AllowList {
 /// An invalid name in an [`AllowList`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CorsError {
-    /// Not an origin as browsers write it.
+    /// The text is not an origin as browsers write it.
     #[error(
         "'{0}' is not an origin; expected scheme, host and any non-default port, \
          such as https://example.com:8443"
@@ -138,7 +138,7 @@ impl Cors {
         let refuse = |header: &HeaderName| {
             let message = "not allowed by the server's --allowed-origins, --allowed-methods or \
                            --allowed-headers";
-            Some(HttpError::refused_page(header.as_str(), message).into_response())
+            Some(HttpError::refused_preflight(header.as_str(), message).into_response())
         };
         if !self.origins.contains(origin.as_bytes()) {
             return refuse(&ORIGIN);

@@ -8,12 +8,13 @@ use axum::body::Bytes;
 use axum::http::HeaderMap;
 use chiasm_api::openai::{BodyLimits, ReasoningFields};
 use chiasm_pipeline::cpu::CpuBudget;
-use chiasm_pipeline::{Attempts, Cause, PageEntries, Pipeline, RequestContext, RequestError};
+use chiasm_pipeline::{Attempts, Cause, Pipeline, RequestContext, RequestError};
 
 use crate::access;
 use crate::error::HttpError;
 use crate::identity::Identity;
 use crate::metrics::Metrics;
+use crate::record::Record;
 use crate::settings::{HttpLimits, RoutingOptions};
 use crate::slots::Slots;
 
@@ -40,7 +41,7 @@ impl EndpointState {
         identity: Identity,
         cpu: CpuBudget,
         headers: &HeaderMap,
-        entries: PageEntries,
+        record: &Record,
     ) -> RequestContext {
         let Identity { id, trace, arrived, .. } = identity;
         let session = self.routing.session_header.as_ref().and_then(|name| headers.get(name));
@@ -53,7 +54,8 @@ impl EndpointState {
             credentials: access::credentials(headers)
                 .map(|key| Bytes::copy_from_slice(key.as_bytes())),
             attempts: Attempts::default(),
-            entries,
+            entries: record.entries(),
+            last_route: record.last_route(),
         }
     }
 

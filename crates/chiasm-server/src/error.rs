@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use chiasm_api::{ApiError, ErrorKind};
+use chiasm_api::{ApiError, ErrorKind, excerpt};
 use chiasm_media::MediaError;
 use chiasm_pipeline::cpu::CpuError;
 use chiasm_pipeline::{Attempts, Cause, RequestError};
 use chiasm_processor::ProcessorError;
 
-use crate::paths::ModelEndpoint;
+use crate::paths::{LOAD_LORA, ModelEndpoint, UNLOAD_LORA};
 
 /// The status 529, Anthropic's `overloaded_error`: the server has more requests than it can take.
 const OVERLOADED: u16 = 529;
@@ -24,12 +24,12 @@ const OVERLOADED: u16 = 529;
 pub(crate) struct HttpError {
     /// The HTTP status.
     pub(crate) status: StatusCode,
-    /// The error, in no API's format yet.
+    /// The error, not yet in the format of an API.
     pub(crate) error: ApiError,
     /// The value of `Retry-After`; `None` for one second if the status has the header.
     pub(crate) retry_after: Option<Duration>,
-    /// The request's attempts, if a server that takes whole requests may still answer it. In that
-    /// case the client does not get this error.
+    /// The request's attempts, if a server that takes whole requests may still answer the request.
+    /// In that case the client does not get this error.
     pub(crate) left_to_servers: Option<Box<Attempts>>,
 }
 
@@ -44,7 +44,7 @@ impl HttpError {
         ApiError::invalid(param, message).into()
     }
 
-    /// Returns a 413 error: the value or answer that a field asks for would be too large.
+    /// Returns a 413 error: a field has too large a value, or requests too large an answer.
     pub(crate) fn too_many(param: &str, message: String) -> Self {
         ApiError::too_many(param, message).into()
     }
@@ -60,8 +60,9 @@ impl HttpError {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, code, message)
     }
 
-    /// Returns a 404 error: another model is served here.
+    /// Returns a 404 error: this server has another model than the requested one.
     pub(crate) fn no_such_model(requested: &str, served: &str) -> Self {
+        let requested = excerpt(requested);
         let message =
             format!("the model '{requested}' does not exist; this server serves '{served}'");
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).at("model")
@@ -72,25 +73,34 @@ impl HttpError {
         Self::new(StatusCode::NOT_FOUND, "adapter_not_found", message).at(param)
     }
 
-    /// Returns a 404 error: there is no such path.
-    pub(crate) fn no_such_path() -> Self {
-        let message = "no such path; docs/api.md lists the paths";
+    /// Returns a 404 error: there is no such path, or the server runs without its endpoint.
+    pub(crate) fn no_such_path(path: &str) -> Self {
+        let message = if path == LOAD_LORA || path == UNLOAD_LORA {
+            format!("'{path}' needs --allow-runtime-lora-updating")
+        } else {
+            format!("there is no path '{}'; docs/api.md lists the paths", excerpt(path))
+        };
         Self::new(StatusCode::NOT_FOUND, "no_such_path", message)
     }
 
     /// Returns a 404 error: responses are not stored.
     pub(crate) fn no_such_response(id: &str) -> Self {
+        let id = excerpt(id);
         let message = format!("response '{id}' not found: this server does not store responses");
         Self::new(StatusCode::NOT_FOUND, "response_not_found", message).at("response_id")
     }
 
-    /// Returns a 405 error: the path takes another method.
-    pub(crate) fn method_not_allowed() -> Self {
-        Self::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "method_not_allowed",
-            "this path does not support the request's method",
-        )
+    /// Returns a 405 error: the path takes only the `allowed` methods.
+    pub(crate) fn method_not_allowed(method: &Method, allowed: &str) -> Self {
+        let method = excerpt(method.as_str());
+        let message = format!("this path does not support {method}; it supports {allowed}");
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message)
+    }
+
+    /// Returns a 431 error: the request line and the headers have more than `limit` bytes.
+    pub(crate) fn large_head(limit: usize) -> Self {
+        let message = format!("the head of the request has more than {limit} bytes");
+        Self::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "invalid_value", message)
     }
 
     /// Returns a 400 error: the body could not be read to its end.
@@ -116,7 +126,7 @@ impl HttpError {
 
     /// Returns a 400 error: CORS does not allow the request that a browser announced in a
     /// preflight. `header` is the preflight's header at fault.
-    pub(crate) fn refused_page(header: &str, message: &str) -> Self {
+    pub(crate) fn refused_preflight(header: &str, message: &str) -> Self {
         Self::new(StatusCode::BAD_REQUEST, "cors_refused", message).at(header)
     }
 
@@ -125,7 +135,7 @@ impl HttpError {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message).at(header)
     }
 
-    /// Returns a 429 error: this client has its share, and other clients are active.
+    /// Returns a 429 error: this client uses its whole share, and other clients are active.
     pub(crate) fn over_share(message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_exceeded", message)
     }
@@ -215,7 +225,7 @@ fn status_of(kind: ErrorKind) -> StatusCode {
     }
 }
 
-/// The error of a refused request, an extension of its response for the log.
+/// The error of a refused request, attached to the response as an extension, for the log.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal(pub(crate) ApiError);
 
@@ -333,6 +343,13 @@ mod tests {
     use chiasm_media::MediaError;
 
     use super::*;
+
+    #[test]
+    fn long_model_name_is_cut() {
+        let HttpError { error, .. } = HttpError::no_such_model(&"m".repeat(1 << 20), "served");
+        assert!(error.message.contains("mmm…' does not exist"), "{}", error.message);
+        assert!(error.message.len() < 200, "{}", error.message);
+    }
 
     #[test]
     fn upstream_faults_get_gateway_statuses() {

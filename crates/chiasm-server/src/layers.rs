@@ -1,12 +1,12 @@
-//! The layers around every answer: the request's identity, and the record and metrics of model
-//! requests.
+//! The layers around every answer: the request's identity, and the record and metrics of requests
+//! to the model.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::Request;
-use axum::http::{HeaderName, HeaderValue, Method, header};
+use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chiasm_backend::RequestId;
 use futures_util::FutureExt;
@@ -32,7 +32,8 @@ pub(crate) struct RequestLayers {
     pub(crate) cors: Option<Cors>,
     pub(crate) keys: Arc<CurrentKeys>,
     pub(crate) root_path: Option<RootPath>,
-    /// `true` if the paths of adapters exist; their requests are counted then.
+    /// `true` if there are endpoints for loading and unloading adapters. Requests to them are
+    /// counted only in this case.
     pub(crate) adapters_may_change: bool,
     pub(crate) recorder: Arc<Recorder>,
 }
@@ -49,10 +50,6 @@ pub(crate) async fn answer(
 ) -> Response {
     let identity = Identity::new(request.headers(), connection);
     let span = tracing::info_span!("request", id = %identity.id, trace_id = field::Empty);
-    // A recorded trace has an own span of the same trace, which records the id.
-    if let Some(trace) = identity.trace.as_ref().filter(|_| layers.recorder.traces.is_none()) {
-        span.record("trace_id", trace.trace_id());
-    }
     let id = HeaderValue::from_str(identity.id.as_str());
     request.extensions_mut().insert(identity);
     if let Some(target) = layers.root_path.as_ref().and_then(|root| root.strip(request.uri())) {
@@ -60,7 +57,7 @@ pub(crate) async fn answer(
     }
     let origin = layers.cors.as_ref().map(|_| request.headers().get(header::ORIGIN).cloned());
     let path = request.uri().clone();
-    let response = recorded(app, &layers, request).instrument(span).await;
+    let response = answer_and_record(app, &layers, request).instrument(span).await;
     let mut response = error::to_api_format(path.path(), response);
     if let Ok(id) = id {
         response.headers_mut().insert(REQUEST_ID, id);
@@ -72,11 +69,17 @@ pub(crate) async fn answer(
 }
 
 /// Answers a request and records its outcome, if its endpoint is counted.
-async fn recorded(mut app: Router, layers: &Arc<RequestLayers>, mut request: Request) -> Response {
-    let Some(endpoint) = counted_endpoint(&request, layers.adapters_may_change) else {
-        return call(&mut app, layers, request).await;
-    };
-    let trace = begin_trace(layers, &mut request);
+async fn answer_and_record(
+    mut app: Router,
+    layers: &Arc<RequestLayers>,
+    mut request: Request,
+) -> Response {
+    let endpoint = counted_endpoint(&request, layers.adapters_may_change);
+    let trace = endpoint.and_then(|_| begin_trace(layers, &mut request));
+    if let Some(trace) = request.extensions().get::<Identity>().and_then(|id| id.trace.as_ref()) {
+        Span::current().record("trace_id", trace.trace_id());
+    }
+    let Some(endpoint) = endpoint else { return call(&mut app, layers, request).await };
     let record = Record::new(endpoint, Span::current(), trace, layers.recorder.clone());
     request.extensions_mut().insert(record.clone());
     let response = call(&mut app, layers, request).await;
@@ -113,7 +116,6 @@ fn begin_trace(layers: &RequestLayers, request: &mut Request) -> Option<(Request
     let traces = layers.recorder.traces.as_ref()?;
     let identity = request.extensions_mut().get_mut::<Identity>()?;
     let (context, active) = traces.begin(identity.trace.as_ref());
-    Span::current().record("trace_id", context.trace_id());
     identity.trace = Some(context);
     active.map(|trace| (identity.id.clone(), trace))
 }
@@ -131,9 +133,10 @@ async fn call(app: &mut Router, layers: &RequestLayers, request: Request) -> Res
     if let Some(refused) = layers.keys.current().refusal(&request) {
         return if expects_continue { http_rules::close_if_refused(refused) } else { refused };
     }
+    let method = request.method().clone();
     // A router is always ready, and never fails.
     let response = match AssertUnwindSafe(app.call(request)).catch_unwind().await {
-        Ok(Ok(response)) => response,
+        Ok(Ok(response)) => name_allowed_methods(&method, response),
         Err(_) => {
             HttpError::internal("the request failed because of a bug; the server's log has details")
                 .into_response()
@@ -141,4 +144,17 @@ async fn call(app: &mut Router, layers: &RequestLayers, request: Request) -> Res
         Ok(Err(never)) => match never {},
     };
     if expects_continue { http_rules::close_if_refused(response) } else { response }
+}
+
+/// Adds the allowed methods to the message of the router's 405 error. The router sets `Allow` only
+/// after it has the error. Responses of upstream servers are left alone.
+fn name_allowed_methods(method: &Method, response: Response) -> Response {
+    let is_own = response.status() == StatusCode::METHOD_NOT_ALLOWED
+        && response.extensions().get::<Refusal>().is_some();
+    let allowed = response.headers().get(header::ALLOW).filter(|_| is_own).cloned();
+    let Some(allowed) = allowed else { return response };
+    let methods = allowed.to_str().unwrap_or_default().replace(',', ", ");
+    let mut named = HttpError::method_not_allowed(method, &methods).into_response();
+    named.headers_mut().insert(header::ALLOW, allowed);
+    named
 }

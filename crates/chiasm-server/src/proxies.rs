@@ -61,9 +61,9 @@ impl TrustedProxies {
 
     /// Returns the owner of a request received from `peer`.
     ///
-    /// Of the addresses that proxies have added, the last one that is not a trusted proxy counts: a
-    /// client may have invented those before it. If both headers are present and disagree, neither
-    /// is trusted, as a proxy passes on the header that it does not know.
+    /// The owner is the last address in the proxies' header that is not a trusted proxy: a client
+    /// may have invented the addresses before it. If both headers are present and disagree, neither
+    /// is trusted, because a proxy passes on a header that it does not know.
     pub(crate) fn owner(&self, peer: IpAddr, headers: &HeaderMap) -> Owner {
         if !self.trusts(peer) {
             return Owner::from_address(peer);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use chiasm_api::openai::Usage;
 use chiasm_backend::{MediaDelivery, RequestId};
 use chiasm_fleet::adapters::ServedAdapter;
-use chiasm_pipeline::PageEntries;
 use chiasm_pipeline::model::ServedModel;
+use chiasm_pipeline::{LastRoute, PageEntries};
 use chiasm_request::RouteOutcome;
 use tokio::time::Instant;
 use tracing::Span;
@@ -45,6 +45,8 @@ struct RecordState {
     recorder: Arc<Recorder>,
     /// The request's entries on the live page.
     entries: PageEntries,
+    /// The latest route, for a request that ends before its answer begins.
+    last_route: LastRoute,
     facts: Mutex<Facts>,
 }
 
@@ -83,8 +85,16 @@ impl Record {
         let entries =
             recorder.page.as_ref().map_or_else(PageEntries::default, |_| PageEntries::new());
         let started = Instant::now();
-        let facts = Mutex::default();
-        Self(Arc::new(RecordState { endpoint, started, span, trace, recorder, entries, facts }))
+        Self(Arc::new(RecordState {
+            endpoint,
+            started,
+            span,
+            trace,
+            recorder,
+            entries,
+            last_route: LastRoute::default(),
+            facts: Mutex::default(),
+        }))
     }
 
     /// Records the status sent to the client, and the error if the request was refused.
@@ -106,6 +116,11 @@ impl Record {
     /// Returns the request's entries on the live page.
     pub(crate) fn entries(&self) -> PageEntries {
         self.0.entries.clone()
+    }
+
+    /// Returns the request's latest route, which the pipeline sets.
+    pub(crate) fn last_route(&self) -> LastRoute {
+        self.0.last_route.clone()
     }
 
     /// Records a prompt's route. The log line has the route of the first prompt.
@@ -170,7 +185,9 @@ impl Record {
 
 impl Drop for RecordState {
     fn drop(&mut self) {
-        let facts = std::mem::take(&mut *self.facts.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut facts =
+            std::mem::take(&mut *self.facts.lock().unwrap_or_else(PoisonError::into_inner));
+        facts.route = facts.route.or_else(|| self.last_route.get());
         let metrics = &self.recorder.metrics;
         if facts.status.is_none() {
             metrics.count_answer(self.endpoint, CLIENT_CLOSED_REQUEST);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::Router;
+use axum::http::{Method, Uri};
 use axum::routing::{MethodRouter, get, post};
 
 use crate::endpoint_state::EndpointState;
@@ -43,8 +44,11 @@ pub(crate) fn router(
     others
         .into_iter()
         .fold(endpoints, Router::merge)
-        .fallback(async || HttpError::no_such_path())
-        .method_not_allowed_fallback(async || HttpError::method_not_allowed())
+        .fallback(async |uri: Uri| HttpError::no_such_path(uri.path()))
+        // `layers` knows the methods.
+        .method_not_allowed_fallback(async |method: Method| {
+            HttpError::method_not_allowed(&method, "other methods")
+        })
 }
 
 /// Returns the model endpoints, answered by engines that take tokens.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, header};
+use axum::http::{HeaderMap, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
+use chiasm_backend::Capabilities;
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_pipeline::Pipeline;
 use serde_json::{Value, json};
@@ -71,9 +72,10 @@ async fn models(State(state): State<Arc<StatusState>>) -> Json<Value> {
 /// Returns the model or adapter of this name. The name may have slashes in it, as `/` or as `%2F`.
 async fn model(
     State(state): State<Arc<StatusState>>,
+    uri: Uri,
     id: Result<Path<String>, PathRejection>,
 ) -> Result<Json<Value>, HttpError> {
-    let Path(id) = id.map_err(|_| HttpError::no_such_path())?;
+    let Path(id) = id.map_err(|_| HttpError::no_such_path(uri.path()))?;
     let adapter = find_model(&state.pipeline, Some(&id))?;
     Ok(Json(adapter.map_or_else(|| model_card(&state), |adapter| adapter_card(&state, &adapter))))
 }
@@ -86,8 +88,14 @@ fn model_card(state: &StatusState) -> Value {
         "owned_by": "chiasm",
         "root": state.pipeline.model.root,
         "parent": null,
-        "max_model_len": state.pipeline.fleet.max_model_len(),
+        "max_model_len": known_context(state),
     })
+}
+
+/// Returns the maximum number of tokens of prompt and answer together; `None` if it is unknown.
+fn known_context(state: &StatusState) -> Option<usize> {
+    let context = state.pipeline.fleet.max_model_len();
+    context.filter(|tokens| *tokens < Capabilities::UNLIMITED_TOKENS)
 }
 
 /// Returns a LoRA adapter with its path and its base model, in vLLM's format.

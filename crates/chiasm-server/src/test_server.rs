@@ -34,6 +34,12 @@ impl TestServer {
         Self::with_pipeline(TestPipeline::with(backends).await, ServerSettings::default())
     }
 
+    /// Creates a server in front of these backends that may also forward requests.
+    pub(crate) async fn forwarding(backends: Vec<FakeBackend>) -> Self {
+        let settings = ServerSettings { forwards: true, ..ServerSettings::default() };
+        Self::with_pipeline(TestPipeline::with(backends).await, settings)
+    }
+
     /// Creates a server with these settings in front of one worker.
     pub(crate) async fn with_settings(settings: ServerSettings) -> Self {
         Self::with_pipeline(TestPipeline::new(1).await, settings)

@@ -85,7 +85,7 @@ struct LoadedCertificate {
 
 impl Certificate {
     /// Loads a certificate and its key from PEM files. The first certificate is the server's; each
-    /// further one certifies the one before it.
+    /// further certificate certifies its predecessor.
     ///
     /// # Errors
     /// [`CertificateError`] if a file can't be read or has invalid content, or if the key does not
@@ -110,7 +110,7 @@ impl Certificate {
             };
             let error = error.to_string();
             if logged.as_ref() != Some(&error) {
-                tracing::warn!(%error, "the new certificate can't be used; the old one stays");
+                tracing::warn!(%error, "the new certificate can't be used; the old one stays in use");
                 logged = Some(error);
             }
         }

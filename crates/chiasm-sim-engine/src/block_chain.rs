@@ -1,10 +1,11 @@
-//! The identity of a request's blocks, which vLLM chains: parent, tokens and extra keys.
+//! The hashes of a request's blocks. As in vLLM, a hash covers the parent block, the tokens and the
+//! extra keys.
 
 use chiasm_kv::event::ExtraKey;
 use chiasm_types::TokenId;
 
-/// The identity of one full block. The hashes are the engine's own; no other process can or should
-/// reproduce them.
+/// The hash of one full block. Each engine hashes in its own way, so no other process can reproduce
+/// the hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockHash(u128);
 
@@ -34,8 +35,8 @@ pub(crate) struct MediaRange {
 /// (`generate_block_hash_extra_keys`):
 ///
 /// - the LoRA name in every block,
-/// - `(identifier, placeholder start − block start)` of each item that touches the block, up to an
-///   item that extends beyond the block,
+/// - `(identifier, placeholder start − block start)` of each item that touches the block, up to the
+///   first item that extends beyond the block,
 /// - the cache salt in the first block.
 #[derive(Clone, Debug)]
 pub(crate) struct BlockChain {
@@ -106,7 +107,7 @@ impl BlockChain {
     }
 }
 
-/// An extra key of a block. Events do not contain the kind of a text key.
+/// An extra key of a block. In events, a LoRA name and a salt look the same.
 enum Key<'a> {
     Lora(&'a str),
     Media(&'a str, i64),
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn every_key_changes_the_chain_from_the_first_block_on() {
+    fn each_extra_key_changes_the_hashes_of_all_blocks() {
         let variants = [
             chain(vec![], None, None),
             chain(vec![], None, Some("x")),
@@ -209,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn second_item_of_a_range_is_only_in_the_last_block() {
+    fn second_item_at_an_offset_is_only_in_the_last_block() {
         let chain = chain(vec![image("video", 20, 50), image("audio", 20, 50)], None, None);
         let key =
             |identifier: &str, offset| ExtraKey::Media { identifier: identifier.into(), offset };

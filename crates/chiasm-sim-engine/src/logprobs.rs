@@ -3,8 +3,8 @@
 use chiasm_engine::wire::Logprobs;
 use chiasm_types::TokenId;
 
-/// The probability of the token at a position. The others share the rest, each with half the
-/// probability of the one before.
+/// The probability of the token at a position. The other tokens share the rest, each with half
+/// the probability of the previous one.
 const CHOSEN_PROBABILITY: f64 = 0.9;
 
 /// Returns one position per token, with the token itself and its `top` most likely candidates. The

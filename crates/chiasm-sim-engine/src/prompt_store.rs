@@ -1,6 +1,6 @@
 //! Prompts that are kept for other engines, like those of vLLM's NIXL connector. Another engine
-//! fetches a prompt over a side channel and confirms that it has the prompt. Keys and values are
-//! digests here, which is enough to notice another prompt.
+//! fetches a prompt over a side channel and confirms the receipt. In place of keys and values it
+//! gets a digest of the prompt, which is enough to detect a wrong prompt.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use chiasm_engine::wire::Value;
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::prompt_digest::PromptDigest;
 use crate::work::Work;
@@ -20,6 +20,8 @@ use crate::work::Work;
 const LEASE_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// The deadline for an exchange with another engine.
 const PEER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause after a failed accept, which is usually caused by a lack of file descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// The maximum number of bytes that are read from another engine.
 const MAX_READ_BYTES: u64 = 4096;
 
@@ -43,7 +45,7 @@ impl KvTransfer {
     /// Parses a request's `kv_transfer_params`; `None` if they ask for no transfer.
     ///
     /// # Errors
-    /// Returns [`BadParams`] if the origin of a prompt is missing, which kills vLLM's engine.
+    /// Returns [`BadParams`] if the origin of a prompt is missing. vLLM's engine dies of that.
     pub(crate) fn parse(params: &Value) -> Result<Option<Self>, BadParams> {
         let is_set = |name: &str| params[name].as_bool() == Some(true);
         if is_set("do_remote_decode") {
@@ -117,7 +119,7 @@ impl PromptStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns a new retention id for the blocks of a prompt.
+    /// Returns an unused retention id, for the blocks of a prompt.
     pub(crate) fn next_id(&self) -> u64 {
         let mut state = self.lock();
         state.last_id += 1;
@@ -150,16 +152,20 @@ impl PromptStore {
         Value::Map(params.into_iter().map(|(name, value)| (name.into(), value)).collect())
     }
 
-    /// Answers other engines, and releases prompts whose lease has expired. Ends with its engine.
+    /// Answers other engines, and releases prompts whose lease has expired. Runs until its engine
+    /// ends.
     pub(crate) async fn serve(self, listener: TcpListener, work: mpsc::UnboundedSender<Work>) {
         let mut checks = tokio::time::interval(LEASE_CHECK_INTERVAL);
         let mut peers = tokio::task::JoinSet::new();
         loop {
             tokio::select! {
                 accepted = listener.accept() => {
-                    if let Ok((stream, _)) = accepted {
-                        let answer = self.clone().answer(stream, work.clone());
-                        peers.spawn(timeout(PEER_TIMEOUT, answer));
+                    match accepted {
+                        Ok((stream, _)) => {
+                            let answer = self.clone().answer(stream, work.clone());
+                            peers.spawn(timeout(PEER_TIMEOUT, answer));
+                        }
+                        Err(_) => sleep(ACCEPT_PAUSE).await,
                     }
                 }
                 _ = checks.tick() => {

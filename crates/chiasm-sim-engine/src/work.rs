@@ -20,7 +20,7 @@ pub(crate) enum Work {
         id: String,
         found: bool,
     },
-    /// The blocks retained under this id are not needed any more.
+    /// The blocks retained under this id are no longer needed.
     ReleaseRetained(u64),
     /// The engine must die for this reason.
     Die(String),

@@ -1,6 +1,6 @@
 //! Measures how stage weights change the latencies of fleets with roles, over all generated
-//! workloads. Each is compared with a fleet of as many engines without roles that gets the same
-//! requests.
+//! workloads. Each fleet is compared with a fleet without roles that has as many engines and gets
+//! the same requests.
 //!
 //! `cargo run --release -p chiasm-simulate --example stages [requests] [load…]`; the results of a
 //! run are in `docs/decisions/0014-splitting-has-a-price.md`. Loads are fractions of the saturation
@@ -15,7 +15,7 @@ use chiasm_simulate::{Arrivals, PolicyReport, Scenario, Source, Workload, Worklo
 use chiasm_types::Role;
 
 const ENGINES: usize = 6;
-/// The numbers of engines that prefill, of [`ENGINES`].
+/// The numbers of prefill engines among the [`ENGINES`] to compare.
 const PREFILL_ENGINES: [usize; 2] = [2, 3];
 
 fn main() {
@@ -41,7 +41,7 @@ fn main() {
             .run(Policy::KvMedia, Arrivals::Poisson(rate))
             .unwrap()
     };
-    let without = parallel(demands.len(), |at| run(0, StageWeights::default(), demands[at]));
+    let baseline = parallel(demands.len(), |at| run(0, StageWeights::default(), demands[at]));
     println!("{requests} requests, loads {loads:?}, defaults {:?}\n", StageWeights::default());
     println!(
         "| fleet | changed | split | TTFT p50 | p90 | p99 | ITL p50 | p99 | both p99 | \
@@ -57,13 +57,14 @@ fn main() {
             println!(
                 "| {prefill}P{}D | {name} | {} |",
                 ENGINES - prefill,
-                ratios(reports, &without)
+                ratios(reports, &baseline)
             );
         }
     }
 }
 
-/// Returns changes of the defaults: of one weight, or of two that depend on each other.
+/// Returns the stage weights to compare: the defaults, and changes of one weight or of two weights
+/// that depend on each other.
 fn candidates() -> Vec<(String, StageWeights)> {
     let default = StageWeights::default();
     let mut candidates = vec![("defaults".to_owned(), default)];
@@ -101,12 +102,12 @@ fn scenario(workload: Workload, prefill: usize, requests: u64, stages: StageWeig
 
 /// Returns cells of a table: the mean fraction of split requests, geometric means of the latencies'
 /// ratios to the fleet without roles, and the worst ratio of a TTFT p99.
-fn ratios(reports: &[PolicyReport], without: &[PolicyReport]) -> String {
+fn ratios(reports: &[PolicyReport], baseline: &[PolicyReport]) -> String {
     let ratios = |value: fn(&PolicyReport) -> f64| -> Vec<f64> {
         reports
             .iter()
-            .zip(without)
-            .map(|(report, without)| value(report) / value(without))
+            .zip(baseline)
+            .map(|(report, baseline)| value(report) / value(baseline))
             .collect()
     };
     let mean = |ratios: &[f64]| {

@@ -37,9 +37,10 @@ pub(crate) trait Observer {
 
 /// A modelled engine: the continuous batching of [`Batch`], with durations.
 ///
-/// Steps that only decode are made at once, up to the next end of a request, the next delivery, or
-/// the end of the free blocks. No waiting request is admitted in between. So the model ignores that
-/// a waiting request might find the blocks that such steps fill.
+/// Consecutive steps that only decode are computed as one [`DecodeRun`]. It ends when a request
+/// ends, when a request is delivered, or when no block is free. No waiting request is admitted
+/// during the run. So the model ignores that a waiting request might find the blocks that the run
+/// fills.
 pub(crate) struct Engine {
     model: EngineModel,
     batch: Batch<Executor>,
@@ -66,13 +67,13 @@ enum Activity {
 /// The load of a step.
 #[derive(Clone, Copy, Default)]
 struct Load {
-    /// Requests that compute the token that was generated last.
+    /// Decoding requests. Each computes the token that it generated last.
     decoding: u64,
     /// Tokens in the contexts of these requests.
     context: u64,
-    /// Other tokens: of prompts, and those that are computed again after a preemption.
+    /// Other tokens: prompt tokens, and tokens that are computed again after a preemption.
     tokens: usize,
-    /// Pairs of such a token and one before it.
+    /// Pairs of one of these tokens and an earlier token.
     pairs: f64,
     /// Embeddings that are encoded.
     embeds: u64,
@@ -142,8 +143,8 @@ impl Engine {
         sequence.computed().div_ceil(model.block_size.get()) <= model.num_blocks as usize
     }
 
-    /// Returns the time at which [`Engine::wake`] must be called next, and not earlier. It changes
-    /// with every call.
+    /// Returns the time at which [`Engine::wake`] must be called next, and not earlier. Each call
+    /// of [`Engine::deliver`] or [`Engine::wake`] may change the time.
     pub(crate) fn next_wake(&self) -> Option<Nanos> {
         match &self.activity {
             Activity::Idle => None,
@@ -227,7 +228,7 @@ impl Engine {
             let request = &mut running.request;
             let is_first = !std::mem::replace(&mut request.has_first_token, true);
             if request.live.stage == Stage::Prefill {
-                // Its token is discarded.
+                // The token of a prefill is discarded.
             } else if is_first {
                 observer.on_first_token(&mut request.live, now);
             } else {
@@ -355,7 +356,7 @@ impl BatchEngine for Executor {
     }
 
     fn on_admitted(&mut self, running: &mut Scheduled<BatchRequest>, cached: usize) {
-        // Transferred blocks were not cached.
+        // Transferred blocks do not count as cached.
         if !running.was_preempted() && running.request.live.stage != Stage::Decode {
             running.request.live.cached = cached;
         }

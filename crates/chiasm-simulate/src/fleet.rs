@@ -198,7 +198,9 @@ impl<'a> Fleet<'a> {
             return Err(SimulateError::NothingFits);
         }
         if self.arrived <= self.scenario.warm_up {
-            return Err(SimulateError::Config("all requests came during the warm-up; shorten it"));
+            return Err(SimulateError::Config(
+                "all requests came during the warm-up: give a smaller --warm-up, or more --requests",
+            ));
         }
         Ok(self.report(end, start.elapsed().as_secs_f64()))
     }

@@ -167,21 +167,19 @@ impl EngineModel {
         }
         if self.overhead + self.weights.max(self.token) <= 0.0 {
             return Err(SimulateError::Config(
-                "an engine's step must take time; raise the overhead",
+                "an engine's step must take time: raise --step-overhead-ms",
             ));
         }
         if !self.transfer_bandwidth.is_finite() || self.transfer_bandwidth <= 0.0 {
-            return Err(SimulateError::Config(
-                "the bandwidth of transfers must be more than 0 bytes per second",
-            ));
+            return Err(SimulateError::Config("--transfer-rate must be more than 0"));
         }
         if self.num_blocks == 0
             || self.max_running == 0
             || self.max_batched_tokens <= self.max_running
         {
             return Err(SimulateError::Config(
-                "an engine needs a block, a running request, and more batched tokens than running \
-                 requests",
+                "--num-blocks and --max-num-seqs must be 1 or more, and --max-num-batched-tokens \
+                 more than --max-num-seqs",
             ));
         }
         Ok(())
@@ -192,14 +190,14 @@ impl FrontendModel {
     /// Checks that the parameters are valid.
     pub(crate) fn check(&self) -> Result<(), SimulateError> {
         if !(1..=MAX_FRONTENDS).contains(&self.frontends) {
-            return Err(SimulateError::Config("a fleet has 1 to 64 frontends"));
+            return Err(SimulateError::Config("--frontends: a fleet has 1 to 64 frontends"));
         }
         if self.announce_delay.is_some_and(|delay| !delay.is_finite() || delay < 0.0) {
-            return Err(SimulateError::Config("the delay of announcements must be 0 or more"));
+            return Err(SimulateError::Config("--announce-ms must be 0 or more"));
         }
         if self.threads_per_worker == 0 || !self.pixel.is_finite() || self.pixel < 0.0 {
             return Err(SimulateError::Config(
-                "a frontend needs a thread per worker and a time per pixel of 0 or more",
+                "--threads-per-worker must be 1 or more, and --pixel-ns 0 or more",
             ));
         }
         Ok(())

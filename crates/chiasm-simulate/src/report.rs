@@ -22,7 +22,7 @@ pub struct PolicyReport {
     /// The fraction of the prompt tokens that the engines found in their KV caches.
     pub hit_rate: f64,
     /// The fraction of the images' embeddings that no engine had to encode for the request, neither
-    /// the one that computed its prompt nor an encoding engine. They were in the KV cache, in an
+    /// the engine that computed its prompt nor an encoding engine. They were in the KV cache, in an
     /// encoder cache or in the store. Negative if most were encoded more than once. `None` without
     /// images.
     pub encoder_saved: Option<f64>,

@@ -100,18 +100,18 @@ impl Scenario {
         self.engine.check()?;
         self.frontend.check()?;
         if !(1..=MAX_WORKERS).contains(&self.workers.len()) {
-            return Err(SimulateError::Config("a fleet has 1 to 100,000 workers"));
+            return Err(SimulateError::Config("--workers: a fleet has 1 to 100,000 workers"));
         }
         if !self.workers.iter().any(|role| role.can_answer()) {
             return Err(SimulateError::Config(
-                "engines that only encode cannot answer; add others",
+                "--workers: engines that only encode cannot answer; add others",
             ));
         }
         if self.has_roles() && self.frontend.frontends > 1 && self.frontend.announce_delay.is_some()
         {
             return Err(SimulateError::Config(
-                "announcements between frontends are not supported for a fleet with roles; turn \
-                 them off",
+                "announcements between frontends are not supported for a fleet with roles: give \
+                 --no-announcements",
             ));
         }
         if !(1..=MAX_WORKERS).contains(&self.sized_for) {

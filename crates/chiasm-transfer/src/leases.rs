@@ -135,6 +135,6 @@ enum LeaseState {
     Ended(u64),
     /// The engine has not returned the lease.
     Lent,
-    /// The lease had ended before.
+    /// The lease had already ended.
     AlreadyEnded,
 }

@@ -111,8 +111,8 @@ impl ArenaReader {
 }
 
 impl Shared {
-    /// Marks the lease at the offset `entry` as resolved. Fails if it is not lent or was resolved
-    /// before.
+    /// Marks the lease at the offset `entry` as resolved. Fails if it is not lent or already
+    /// resolved.
     fn take(&self, handle: &Handle, entry: u64) -> Result<(), HandleError> {
         let mut resolved = self.resolved.lock().unwrap_or_else(PoisonError::into_inner);
         let is_lent = self.mapping.u32_at(entry + lease::STATE).load(Ordering::Acquire)

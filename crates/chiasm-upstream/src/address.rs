@@ -26,9 +26,9 @@ pub(crate) enum Kind {
     SglangTokens,
     /// `trtllm-serve` with blocks of `block_size` tokens.
     Trtllm { block_size: BlockSize },
-    /// A server of OpenAI's API, or of another API that its clients know.
+    /// A server of OpenAI's API, or of another API. Requests are forwarded unchanged.
     Messages,
-    /// A server of any kind, which is detected when it answers.
+    /// A server whose kind is detected when it answers.
     Detected,
 }
 
@@ -82,8 +82,8 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    /// Returns `true` if requests are forwarded to the server unchanged, or may be: the kind of the
-    /// server may still have to be detected.
+    /// Returns `true` if requests are forwarded to the server unchanged, or if that is possible
+    /// because the kind of server is not detected yet.
     pub fn takes_messages(&self) -> bool {
         !matches!(self.kind, Kind::VllmTokens | Kind::SglangTokens)
     }

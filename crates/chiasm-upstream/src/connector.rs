@@ -82,7 +82,15 @@ impl UpstreamConnector {
     /// Returns [`Unusable`] if the server can't be used, or does not answer now.
     async fn detect(&self, locality: Locality) -> Result<Description, Unusable> {
         let Self { upstream, server, .. } = self;
-        let kind = detect_kind(server).await?;
+        let models = PlainInfo::fetch_models(server).await?;
+        if models.is_none() {
+            tracing::warn!(
+                %upstream,
+                "the server has no list of models (/v1/models): is it a server of OpenAI's API? \
+                 It gets requests anyway"
+            );
+        }
+        let kind = kind_from(models.as_ref());
         let known = self.fetch(kind, locality.clone()).await;
         let known = match known {
             Err(Unusable::NoTokens) => self.fetch(Kind::VllmMessages, locality.clone()).await,
@@ -205,17 +213,13 @@ struct Description {
 /// Returns the kind of a server, which its list of models states: `owned_by` is a constant in vLLM
 /// (`entrypoints/serve/engine/protocol.py`), SGLang (`srt/entrypoints/openai/protocol.py`) and
 /// TensorRT-LLM (`serve/openai_protocol.py`).
-///
-/// # Errors
-/// Returns [`Unusable`] if the server does not answer, or requires another key.
-async fn detect_kind(server: &Server) -> Result<Kind, Unusable> {
-    let models = PlainInfo::fetch_models(server).await?;
-    Ok(match models.as_ref().and_then(Models::software) {
+fn kind_from(models: Option<&Models>) -> Kind {
+    match models.and_then(Models::software) {
         Some("vllm") => Kind::VllmTokens,
         Some("sglang") => Kind::SglangTokens,
         Some("tensorrt_llm") => Kind::TRTLLM,
         _ => Kind::Messages,
-    })
+    }
 }
 
 impl Connector for UpstreamConnector {

@@ -132,7 +132,7 @@ mod tests {
 
     type Sender = mpsc::Sender<io::Result<Bytes>>;
 
-    /// A body whose pieces are handed over one by one, as the HTTP client's task does it.
+    /// A body whose pieces are handed over one by one, as by the HTTP client's task.
     struct ChannelBody(mpsc::Receiver<io::Result<Bytes>>);
 
     impl Body for ChannelBody {

@@ -28,10 +28,8 @@ const BLOCK_SIZE: BlockSize = match BlockSize::new(64) {
 /// The assumed size of a server's cache in blocks, since the server does not report it: about a
 /// million tokens, as fit on a GPU.
 const ASSUMED_TOTAL_BLOCKS: u64 = 1 << 14;
-/// The number of tokens that stands for an unknown context, which sets no limit.
-const UNLIMITED_TOKENS: usize = u32::MAX as usize;
 
-/// The description of such a server, fetched before it is used.
+/// The description of a plain server, fetched before the server is used.
 pub(crate) struct PlainInfo {
     /// The selected model; `None` if the server lists none.
     pub(crate) model: Option<ServedModel>,
@@ -81,8 +79,8 @@ impl PlainInfo {
                 .model
                 .as_ref()
                 .and_then(|model| model.max_model_len)
-                .unwrap_or(UNLIMITED_TOKENS),
-            max_batched_tokens: UNLIMITED_TOKENS,
+                .unwrap_or(Capabilities::UNLIMITED_TOKENS),
+            max_batched_tokens: Capabilities::UNLIMITED_TOKENS,
             max_running: 0,
             total_blocks: ASSUMED_TOTAL_BLOCKS,
             encoder_cache_tokens: 0,

@@ -106,7 +106,7 @@ pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// Builds the body of a job's request and the headers that identify the request.
 ///
 /// # Errors
-/// Returns [`JobError::Refused`] with the field that such a server does not support.
+/// Returns [`JobError::Refused`] with the field that `vllm serve` does not support.
 pub(crate) fn build(job: &Job) -> Result<(Vec<u8>, HeaderMap), JobError> {
     let Job {
         id,
@@ -327,7 +327,7 @@ pub(crate) fn headers(id: &RequestId, trace: Option<&TraceContext>) -> HeaderMap
     let mut headers = HeaderMap::new();
     let trace = trace.into_iter().flat_map(|trace| trace.headers());
     for (name, value) in trace.chain([("x-request-id", id.as_str())]) {
-        // Both were validated when the request arrived.
+        // The ids were validated when the request arrived.
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::from_str(value)) {
             headers.insert(name, value);
         }

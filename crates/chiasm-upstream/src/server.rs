@@ -327,7 +327,7 @@ async fn read_prefix(mut response: Response) -> Bytes {
 }
 
 /// Returns the message of an error body: `{"error": {"message": …}}` or `{"error": …}`, or the
-/// beginning of the body.
+/// beginning of the body. A proxy's HTML page is not shown.
 fn message(body: &[u8]) -> String {
     /// The maximum number of characters of a message.
     const MAX_MESSAGE_CHARS: usize = 1000;
@@ -337,6 +337,9 @@ fn message(body: &[u8]) -> String {
         .as_ref()
         .and_then(|json| pointers.iter().find_map(|pointer| json.pointer(pointer)?.as_str()));
     let text = text.map_or_else(|| String::from_utf8_lossy(body), Into::into);
+    if text.trim_start().starts_with('<') {
+        return "it answered with an HTML page".to_owned();
+    }
     text.chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
@@ -389,6 +392,13 @@ mod tests {
         for status in [400, 409, 413, 415, 422] {
             assert!(error(status, None).is_none(), "{status}");
         }
+    }
+
+    #[test]
+    fn html_page_is_not_shown() {
+        let page = refusal(501, None, "\n<!DOCTYPE HTML><p>Unsupported method</p>");
+        assert_eq!(page.message, "it answered with an HTML page");
+        assert_eq!(refusal(501, None, "not < done").message, "not < done");
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Unusable {
                 matches!(error, RequestError::Refused { .. } | RequestError::Unreadable { .. })
             }
             Self::Model(error) => *error == ModelError::NoContext,
-            // Such a server would answer only in part.
+            // A disaggregated server would give only a part of each answer.
             Self::KeyRequired | Self::Disaggregated => false,
             Self::Answer { .. }
             | Self::NoTokens

@@ -172,6 +172,9 @@ struct ModeCapabilities {
     input: InputForm,
 }
 
+/// vLLM's flag that enables the path for tokens. A refusal without it names the flag.
+const SCALE_OUT: &str = "--enable-scale-out";
+
 /// Checks that a server accepts tokens: it then refuses an empty request, and does not answer that
 /// the path is unknown.
 ///
@@ -179,10 +182,12 @@ struct ModeCapabilities {
 /// Returns [`Unusable`] if the server does not accept tokens.
 pub(crate) async fn check_accepts_tokens(server: &Server) -> Result<(), Unusable> {
     let answer =
-        server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await;
-    let status = answer?.status().as_u16();
+        server.post(GENERATE, Bytes::from_static(b"{}"), reqwest::header::HeaderMap::new()).await?;
+    let status = answer.status().as_u16();
     match status {
         400 | 422 => Ok(()),
+        // vLLM 0.33 without --enable-scale-out. Earlier versions lack the path.
+        403 if server.refusal(answer).await.message.contains(SCALE_OUT) => Err(Unusable::NoTokens),
         401 | 403 => Err(Unusable::KeyRequired),
         404 | 405 => Err(Unusable::NoTokens),
         status => Err(Unusable::EmptyRequest { status, path: GENERATE }),

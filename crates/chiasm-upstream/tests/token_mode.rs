@@ -39,6 +39,14 @@ struct ServerState {
     is_slow: AtomicBool,
 }
 
+/// Answers as vLLM 0.33 without `--enable-scale-out`.
+async fn refuse_tokens() -> Response {
+    let message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out \
+                   to enable them.";
+    let error = json!({"error": {"message": message, "type": "Forbidden", "code": 403}});
+    (StatusCode::FORBIDDEN, axum::Json(error)).into_response()
+}
+
 /// A stand-in at an address.
 struct Server {
     state: Arc<ServerState>,
@@ -82,9 +90,9 @@ impl Server {
             .route("/below/v1/models", get(async move || axum::Json(models)))
             .route("/below/metrics", get(async move |state| serve_metrics(state, metrics).await))
             .route("/below/kv_event_sources", get(async move || axum::Json(sources)));
-        if takes_tokens {
-            app = app.route("/below/inference/v1/generate", post(generate));
-        }
+        // Earlier versions of vLLM lack the path without --enable-scale-out.
+        let answer_tokens = if takes_tokens { post(generate) } else { post(refuse_tokens) };
+        app = app.route("/below/inference/v1/generate", answer_tokens);
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("vllm+http://{}/below", listener.local_addr().unwrap());
         let app = app.with_state(state.clone());
@@ -409,17 +417,20 @@ async fn refusal_status_decides_the_error() {
 #[tokio::test]
 async fn malformed_answer_fails_only_its_job() {
     let raw = |text: &'static str| -> Answer { Box::new(move || text.into_response()) };
-    let sent = |sent: Vec<Value>| -> Answer { Box::new(move || events(&sent)) };
+    let answer_of = |sent: Vec<Value>| -> Answer { Box::new(move || events(&sent)) };
     for (what, answer) in [
         ("no JSON", raw("data: {\n\ndata: [DONE]\n\n")),
         ("no event", raw("hello")),
         ("nothing", raw("")),
-        ("another continuation", sent(vec![tokens(1, &[5], None)])),
-        ("more than requested", sent(vec![tokens(0, &[5; 5], None)])),
-        ("more after the end", sent(vec![tokens(0, &[5], Some("length")), tokens(0, &[5], None)])),
-        ("no end", sent(vec![tokens(0, &[5], None)])),
-        ("an abort", sent(vec![tokens(0, &[], Some("abort"))])),
-        ("an error", sent(vec![json!({"error": {"message": "boom", "code": 500}})])),
+        ("another continuation", answer_of(vec![tokens(1, &[5], None)])),
+        ("more than requested", answer_of(vec![tokens(0, &[5; 5], None)])),
+        (
+            "more after the end",
+            answer_of(vec![tokens(0, &[5], Some("length")), tokens(0, &[5], None)]),
+        ),
+        ("no end", answer_of(vec![tokens(0, &[5], None)])),
+        ("an abort", answer_of(vec![tokens(0, &[], Some("abort"))])),
+        ("an error", answer_of(vec![json!({"error": {"message": "boom", "code": 500}})])),
         ("negative tokens", raw("data: {\"choices\": [{\"index\": 0, \"token_ids\": [-1]}]}\n\n")),
         (
             "too large an index",

@@ -201,6 +201,14 @@ pub enum VisionError {
         /// The size of the image to process.
         found: ImageSize,
     },
+    /// The plan of a video has no frame of this index.
+    #[error("the plan has {frames} frames, so none of index {index}")]
+    FrameIndex {
+        /// The index of the frame to process.
+        index: usize,
+        /// The number of planned frames.
+        frames: usize,
+    },
     /// The output buffer is not [`crate::ImagePlan::pixel_bytes`] long.
     #[error("the pixel tensor has {expected} bytes, the buffer for it {found}")]
     OutputLength {
@@ -249,6 +257,7 @@ impl VisionError {
             | Self::Indivisible { .. } => Fault::Request,
             Self::PixelCount { .. }
             | Self::SizeMismatch { .. }
+            | Self::FrameIndex { .. }
             | Self::OutputLength { .. }
             | Self::NotAFloat(_) => Fault::Program,
         }

@@ -16,10 +16,9 @@ pub(crate) trait Family: Send + Sync + std::fmt::Debug {
     /// [`VisionError::UnknownKwarg`] and [`VisionError::InvalidKwarg`].
     fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Arc<dyn Family>, VisionError>;
 
-    /// Adds each setting of a request's kwargs under its other names too, if it has any.
+    /// Adds the other names of each setting in a request's kwargs, where vLLM adds them.
     ///
-    /// Without the aliases, an engine kwarg under another name would override the request's
-    /// setting.
+    /// Without them, an engine's kwarg under another name overrides the request's setting.
     fn add_aliases(&self, _request: &mut Map<String, Value>) {}
 
     /// Returns the layout of a non-empty image of this size.

@@ -1,4 +1,4 @@
-//! Image layouts and pixels, exactly as the model's own processor makes them.
+//! Layouts and pixels of images and videos, exactly as the model's own processor makes them.
 //!
 //! A [`VisionModel`] is one model's image family with that model's settings. It works in two steps:
 //!
@@ -24,6 +24,11 @@
 //! # }
 //! ```
 //!
+//! A [`VideoModel`] does the same for videos, with an engine's flags: [`VideoModel::plan`] picks
+//! the frames and computes tokens and tensors from a file's number of frames, their rate and size;
+//! [`VideoModel::process_frame`] writes one frame's pixels. What is not known to equal vLLM is
+//! [`NotPlanned`].
+//!
 //! | module | contents |
 //! |---|---|
 //! | `model`, `model_dir` | [`VisionModel`]; the settings in a model directory |
@@ -37,6 +42,7 @@
 //! | `image_prompt` | the representation of an image in a prompt |
 //! | `image_plan` | the plan of an image |
 //! | `tensor` | the output |
+//! | `video/` | the plan of a video, before a frame is decoded |
 //! | `kernels/` | resize, normalise, patchify: a scalar reference, and faster code of the same bits |
 //!
 //! The fastest [`Implementation`] of the pixel loops that the CPU supports is selected at run time.
@@ -58,6 +64,7 @@ mod model_dir;
 mod settings;
 mod size;
 mod tensor;
+mod video;
 mod vocabulary;
 
 pub use error::{Fault, VisionError};
@@ -71,4 +78,8 @@ pub use kernels::{Implementation, Parallelism};
 pub use model::{AcceptedMedia, VisionModel};
 pub use size::ImageSize;
 pub use tensor::{Contents, PixelFormat, TensorSpec};
+pub use video::{
+    NotPlanned, PruningMethod, VideoLoader, VideoModel, VideoOptions, VideoPiece, VideoPlan,
+    VideoProperties, VideoPruning, VideoRequest,
+};
 pub use vocabulary::{NoVocabulary, Vocabulary, VocabularyError};

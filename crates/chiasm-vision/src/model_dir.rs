@@ -140,6 +140,11 @@ impl ModelDir {
             .ok_or_else(|| VisionError::NoImageProcessor { dir: self.dir.clone() })
     }
 
+    /// Reads another JSON object of the directory; `None` if the file does not exist.
+    pub(crate) fn read_other(&self, file: &str) -> Result<Option<Section>, VisionError> {
+        read_object(&self.dir.join(file))
+    }
+
     /// Returns the token id in config.json under the first of these names that exists.
     pub(crate) fn token(
         &self,

@@ -1,7 +1,8 @@
 //! Encoding and decoding of messages and commands.
 //!
 //! A frame is a byte of flags, its length in one byte or in eight (big-endian), and its body. A
-//! message consists of one or more frames, all but the last with [`MORE`]. A command is one frame.
+//! message consists of one or more frames; all but the last have the flag [`MORE`]. A command is
+//! one frame.
 
 use std::io;
 
@@ -16,7 +17,8 @@ pub const MAX_PUBLISHED_BYTES: usize = 32 << 20;
 /// The maximum size of a message to a ROUTER, to which engines only send their handshakes.
 pub const MAX_ROUTER_MESSAGE_BYTES: usize = 1 << 20;
 
-/// The bytes that a frame counts in addition to its body. They limit the number of empty frames.
+/// The bytes that each frame counts towards the limit in addition to its body. They limit the
+/// number of empty frames.
 const FRAME_OVERHEAD_BYTES: usize = 64;
 /// The maximum size of a command.
 const MAX_COMMAND_BYTES: usize = 4 << 10;
@@ -45,7 +47,7 @@ pub(crate) struct FrameDecoder {
     /// The number of bytes that the incomplete message may still have.
     remaining_bytes: usize,
     max_message_bytes: usize,
-    /// The room for the next read. Half of it holds another message like the last one. Larger
+    /// The room for the next read: four times the size of the last message, within limits. Larger
     /// buffers cost time even if they stay empty.
     read_bytes: usize,
 }
@@ -115,7 +117,8 @@ impl Decoder for FrameDecoder {
                 .filter(|&length| length <= max_bytes)
                 .ok_or_else(|| invalid("a message or command that is too large"))?;
             if from.len() < header_bytes + length {
-                // The buffer grows with the bytes that have arrived: announced bytes cost nothing.
+                // The buffer grows with the bytes that have arrived, so that a frame that is only
+                // announced takes no memory.
                 let missing = header_bytes + length - from.len();
                 from.reserve(missing.min(from.len().max(MAX_READ_BYTES)));
                 return Ok(None);
@@ -137,7 +140,7 @@ impl Decoder for FrameDecoder {
     }
 }
 
-/// Encodes a message as pieces, none of them empty. Small frames are copied into one piece; large
+/// Encodes a message as non-empty pieces. Small frames are copied into one piece; large
 /// frames are pieces of their own.
 pub(crate) fn encode_message(frames: Vec<Bytes>) -> Vec<Bytes> {
     let mut pieces = Vec::new();

@@ -84,7 +84,7 @@ impl Router {
     /// Listens at `tcp://host:port` or `ipc://path`. Port 0 means any free port.
     ///
     /// # Errors
-    /// The address is invalid, or can't be listened on.
+    /// The address is invalid, or the socket can't be bound to it.
     pub async fn bind(address: &str) -> io::Result<Self> {
         Self::bind_with_timeout(address, HANDSHAKE_TIMEOUT).await
     }
@@ -131,7 +131,7 @@ impl Router {
         // success.
         let mut writer = peer.writer.take().ok_or(SendError::Lost)?;
         if let Err(error) = write_message(&mut writer, frames).await {
-            tracing::debug!(?identity, %error, "a peer can't be written to");
+            tracing::debug!(?identity, %error, "sending to a peer failed");
             return Err(SendError::Lost);
         }
         peer.writer = Some(writer);
@@ -148,7 +148,7 @@ impl Pull {
     /// Listens like [`Router::bind`].
     ///
     /// # Errors
-    /// The address is invalid, or can't be listened on.
+    /// The address is invalid, or the socket can't be bound to it.
     pub async fn bind(address: &str) -> io::Result<Self> {
         Socket::bind(Kind::Pull, address, HANDSHAKE_TIMEOUT).await.map(Self)
     }
@@ -185,10 +185,10 @@ struct Socket {
     peers: Vec<Peer>,
     /// The index of the peer that is polled first, for round-robin fairness.
     first: usize,
-    /// The number of peers so far that had no identity of their own.
+    /// The number of peers so far without an identity of their own.
     unnamed: u32,
     /// The number of connections that were replaced by a newer one with the same identity.
-    takeovers: u64,
+    replacements: u64,
 }
 
 struct Peer {
@@ -212,7 +212,6 @@ impl Socket {
     async fn bind(kind: Kind, address: &str, handshake_timeout: Duration) -> io::Result<Self> {
         let listener = Listener::bind(address).await?;
         let address = listener.address()?;
-        // New peers are returned before any disconnect.
         let (sender, new_peers) = mpsc::channel(MAX_PEERS);
         let mut accept_task = JoinSet::new();
         accept_task.spawn(accept(listener, kind, handshake_timeout, sender));
@@ -223,7 +222,7 @@ impl Socket {
             peers: Vec::new(),
             first: 0,
             unnamed: 0,
-            takeovers: 0,
+            replacements: 0,
         })
     }
 
@@ -232,6 +231,7 @@ impl Socket {
     }
 
     fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Event> {
+        // A new peer comes first, so that the connection that it replaces emits no disconnect.
         if self.peers.len() < MAX_PEERS
             && let Poll::Ready(Some(peer)) = self.new_peers.poll_recv(context)
         {
@@ -279,8 +279,8 @@ impl Socket {
         match self.peers.iter().position(|other| other.identity == peer.identity) {
             Some(index) => {
                 let former = std::mem::replace(&mut self.peers[index], peer);
-                self.takeovers += 1;
-                log_takeover(&self.address, self.takeovers, &former, &self.peers[index]);
+                self.replacements += 1;
+                log_replacement(&self.address, self.replacements, &former, &self.peers[index]);
             }
             None => self.peers.push(peer),
         }
@@ -288,12 +288,13 @@ impl Socket {
     }
 }
 
-/// Logs that a connection was replaced by a newer one with the same identity. A peer that
-/// reconnects before the end of its old connection is noticed looks like a second peer, too.
+/// Logs that a connection was replaced by a newer one with the same identity. The newer one belongs
+/// to a second peer, or to the same peer if it reconnects before the end of its old connection is
+/// noticed.
 ///
 /// Only counts that are powers of two are logged, because two peers with one identity may replace
 /// each other forever.
-fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
+fn log_replacement(address: &str, count: u64, former: &Peer, peer: &Peer) {
     if count.is_power_of_two() {
         tracing::warn!(
             address,
@@ -301,7 +302,7 @@ fn log_takeover(address: &str, count: u64, former: &Peer, peer: &Peer) {
             from = ?peer.from,
             former = ?former.from,
             count,
-            "a second peer has a known identity: the first one's connection is closed"
+            "a new peer has the identity of a connected peer: the older connection is closed"
         );
     }
 }

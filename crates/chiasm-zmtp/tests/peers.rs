@@ -164,8 +164,8 @@ async fn second_peer_with_known_identity_is_logged() {
     connected(&mut router).await;
     connected(&mut router).await;
     let [second, third] =
-        <[String; 2]>::try_from(log.warnings()).expect("one warning per takeover");
-    assert!(second.contains("a second peer has a known identity"), "{second}");
+        <[String; 2]>::try_from(log.warnings()).expect("one warning per replacement");
+    assert!(second.contains("a new peer has the identity of a connected peer"), "{second}");
     assert!(second.contains(router.address()) && second.contains("127.0.0.1"), "{second}");
     assert!(third.contains("count=2"), "{third}");
 }

@@ -7,7 +7,7 @@ use chiasm_agent::{AgentServer, AgentTls};
 use chiasm_fleet::{Fleet, NoEngines};
 use chiasm_pipeline::MachineMedia;
 
-use crate::cli::{ProcessorChoice, ServeArgs};
+use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::serve::{self, ServeSetup};
 use crate::side::Side;
@@ -17,18 +17,11 @@ use crate::{kept_indexes, key_secret, nixl, open_files, signals};
 /// Runs until SIGTERM or Ctrl-C.
 pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let mut hangups = Hangups::listen();
+    serve::check_flags(&args, Side::Agent)?;
     open_files::raise_limit();
     let address = SocketAddr::new(args.host, args.port);
     let tls = args.agents.tls.load()?;
-    if tls.is_none() {
-        args.agents.tls.check_plaintext_at(address)?;
-    }
-    if args.processor.processor == ProcessorChoice::Vllm && !args.agents.take_tensors {
-        let message = "--processor vllm is for chiasm serve: frontends make the tensors, and an \
-                       agent accepts them with --take-tensors";
-        return Err(CliError::Usage(message.to_owned()));
-    }
-    key_secret::share(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
+    key_secret::load(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     let kept_indexes = kept_indexes::open(&args, true);
     let ServeSetup { model, loader, patience, connectors, router, limits, adapters, .. } =
         serve::prepare(&mut args, Side::Agent).await?;
@@ -46,7 +39,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         fleet.add(connector);
     }
     let tensor_bytes = args.agents.take_tensors.then_some(args.processor.processor_item_bytes);
-    let fetches = args.agents.fetch_media;
+    let fetches_media = args.agents.fetch_media;
     let budget = loader.budget().clone();
     let media = MachineMedia::new(
         model.clone(),
@@ -54,11 +47,12 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         fleet.clone(),
         &limits.pipeline,
         tensor_bytes,
-        fetches,
+        fetches_media,
     );
     if let Ok(address) = listener.local_addr() {
         let tls = tls.is_some();
-        tracing::info!(model = model.name, engines, %address, tls, "an agent waits for frontends");
+        let model = &model.name;
+        tracing::info!(model, engines, %address, tls, "the agent is ready for frontends");
     }
     let agent = AgentServer::new(fleet.clone(), media, budget, engines);
     let agent = match reader {
@@ -74,7 +68,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
             () = reload_on_hangup(&mut hangups, reloaded_tls) => {}
         }
         let mut interrupts = Interrupts::listen();
-        tracing::info!("shutting down: requests in flight finish; a second Ctrl-C aborts them");
+        tracing::info!("shutting down: requests in flight finish; another Ctrl-C aborts them");
         // First, so that no further frontend discovers this agent.
         if let Some(registration) = registration {
             registration.end().await;
@@ -84,7 +78,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
             () = interrupts.next() => false,
         };
         if !finished {
-            tracing::warn!("aborting requests in flight (--drain-timeout or a second Ctrl-C)");
+            tracing::warn!("aborting requests in flight (--drain-timeout or another Ctrl-C)");
         }
     };
     let served = chiasm_agent::serve(agent, listener, tls, stop).await;

@@ -16,7 +16,7 @@ use chiasm_types::WorkerId;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::timeout;
 
-use crate::cli::{AgentTlsArgs, DrainArgs, ProbeArgs, ServeArgs};
+use crate::cli::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs, ServeArgs};
 use crate::error::CliError;
 use crate::stdout::line;
 
@@ -43,7 +43,8 @@ struct Shared {
     args: AgentTlsArgs,
     tls: Option<Arc<AgentTls>>,
     lending: Lending,
-    /// The address in use for each incarnation of an agent; an agent may be named by several.
+    /// The address in use for each incarnation of an agent, because sources may name several
+    /// addresses of one agent.
     serving: Mutex<HashMap<u64, String>>,
     /// The limit on greetings of agents that have no worker here.
     greetings: GreetingLimiter,
@@ -66,10 +67,6 @@ pub(crate) fn discover(
         serving: Mutex::default(),
         greetings: GreetingLimiter::new(),
     });
-    // An invalid address on the command line fails at once.
-    for address in &args.agents.agents {
-        link(&shared.args, &shared.tls, address)?;
-    }
     let sources = args.agents.sources()?;
     for source in &sources {
         tokio::spawn(follow(source.subscribe(), shared.clone()));
@@ -83,10 +80,14 @@ async fn follow(mut named: watch::Receiver<NamedAgents>, shared: Arc<Shared>) {
     loop {
         let addresses = named.borrow_and_update().addresses.clone();
         // A reconciler ends when its agent is neither named nor answering.
-        agents.retain(|_, is_named| !is_named.is_closed());
-        for (address, is_named) in &agents {
-            is_named
-                .send_if_modified(|is| std::mem::replace(is, addresses.contains(address)) != *is);
+        agents.retain(|_, set_named| !set_named.is_closed());
+        for (address, set_named) in &agents {
+            let is_named = addresses.contains(address);
+            set_named.send_if_modified(|current| {
+                let has_changed = *current != is_named;
+                *current = is_named;
+                has_changed
+            });
         }
         for address in addresses {
             if agents.contains_key(&address) {
@@ -109,6 +110,15 @@ async fn follow(mut named: watch::Receiver<NamedAgents>, shared: Arc<Shared>) {
     }
 }
 
+/// Checks the addresses of `--agents` and the certificates, without connecting.
+///
+/// # Errors
+/// [`CliError::Usage`] names the address or the file.
+pub(crate) fn check(args: &AgentArgs) -> Result<(), CliError> {
+    let tls = args.tls.load()?;
+    args.agents.iter().try_for_each(|address| link(&args.tls, &tls, address).map(drop))
+}
+
 /// Creates a link to an agent; does not connect yet.
 fn link(
     args: &AgentTlsArgs,
@@ -129,13 +139,18 @@ pub(crate) async fn drain(args: DrainArgs) -> Result<(), CliError> {
     loop {
         let running =
             link.drain(!args.resume).await.map_err(|error| CliError::Usage(error.to_string()))?;
-        if running == 0 || args.resume || args.wait.is_zero() {
+        let agent = &args.agent;
+        if args.resume {
+            line!("the agent at {agent} accepts new requests");
+            return Ok(());
+        }
+        if running == 0 || args.wait.is_zero() {
+            line!("the agent at {agent} accepts no new requests; {running} still run");
             return Ok(());
         }
         if Instant::now() >= deadline {
             return Err(CliError::Usage(format!(
-                "{running} requests still run at the agent {} (--wait)",
-                args.agent
+                "{running} requests still run at the agent {agent} (--wait)"
             )));
         }
         tokio::time::sleep(DRAIN_POLL_INTERVAL).await;
@@ -242,7 +257,7 @@ impl Reconciler {
                     if !*self.is_named.borrow() && !self.workers.is_empty() {
                         tracing::info!(
                             agent = self.address,
-                            "no source names an agent any more; it is used while it answers"
+                            "no source names an agent any more; it stays in use while it answers"
                         );
                     }
                 }
@@ -253,8 +268,8 @@ impl Reconciler {
     /// Greets the agent. An agent without a worker here needs a permit, and its connection is kept
     /// only if it answers.
     ///
-    /// Returns `None` if the address is invalid, or if the agent is no longer named before it gets
-    /// a permit.
+    /// Returns `None` if the address is invalid, or if the agent is no longer named before a permit
+    /// is free.
     async fn greet(&mut self) -> Option<Result<Greeting, LinkError>> {
         if !self.workers.is_empty() {
             return self.greet_now().await;

@@ -2,11 +2,13 @@
 //! of simulated engines.
 
 mod access;
+mod advice;
 mod agents;
 mod answers;
 pub(crate) mod config_file;
 mod doctor;
 mod engines;
+mod explain;
 mod help;
 mod http;
 mod limits;
@@ -35,7 +37,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use chiasm_engine::launch::{FlagPlace, place_of_flag};
+use chiasm_discovery::Candidate;
 use chiasm_hub::Revision;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::parser::ValueSource;
@@ -43,12 +45,14 @@ use clap::{Arg, ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcom
 use serde_json::{Map, Value};
 
 pub(crate) use access::AccessArgs;
+use advice::advise;
 pub(crate) use agents::{AgentArgs, AgentTlsArgs, DrainArgs, ProbeArgs};
 pub(crate) use answers::{AnswerArgs, PromptArgs};
 pub(crate) use config_file::ConfigFile;
-use config_file::{insert_config, name_source};
+use config_file::insert_config;
 pub(crate) use doctor::DoctorArgs;
 pub(crate) use engines::{EngineArgs, MmTransfer, TensorFormats};
+use explain::explain;
 use help::with_help_all;
 pub(crate) use http::HttpArgs;
 pub(crate) use limits::LimitArgs;
@@ -63,7 +67,7 @@ pub(crate) use sim::{SimArgs, SimEngineArgs};
 pub(crate) use simulate::SimulateArgs;
 pub(crate) use traces::TraceArgs;
 pub(crate) use upstream::UpstreamArg;
-use value_error::{NotAnObject, ValueError};
+use value_error::{NotAnObject, ValueError, plain_error};
 
 /// A fast OpenAI-compatible frontend for many multimodal LLM engines.
 #[derive(Debug, Parser)]
@@ -93,7 +97,8 @@ impl Cli {
         Self::command().mut_subcommands(|command| match command.get_name() {
             "serve" => with_help_all(hide(allow_negative_values(command), is_agent_only)),
             "agent" => with_help_all(hide(allow_negative_values(command), is_frontend_only))
-                .mut_arg("port", |port| port.default_value(AGENT_PORT)),
+                .mut_arg("port", |port| port.default_value(AGENT_PORT))
+                .mut_args(without_frontend_sources),
             _ => allow_negative_values(command),
         })
     }
@@ -114,7 +119,7 @@ impl Cli {
         let file = insert_config(&definition, &mut words)?;
         match Self::matches(definition.clone(), words) {
             Ok(matches) => Ok(Parsed { matches, file, definition }),
-            Err(error) => Err(name_source(error, &definition, &given, file.as_ref())),
+            Err(error) => Err(explain(error, &definition, &given, file.as_ref())),
         }
     }
 
@@ -122,15 +127,15 @@ impl Cli {
         mut command: clap::Command,
         words: Vec<OsString>,
     ) -> Result<ArgMatches, clap::Error> {
-        if !help::asks_for_all(&words) {
+        if !help::requests_all_flags(&words) {
             command = command.mut_subcommands(|command| match command.get_name() {
                 "serve" | "agent" => help::abridge(command),
                 _ => command,
             });
         }
         let matches = command
-            .try_get_matches_from_mut(words)
-            .map_err(|error| explain_vllm_flag(&command, error))?;
+            .try_get_matches_from_mut(words.iter())
+            .map_err(|error| advise(&command, &words, error))?;
         if let Some(("agent", given)) = matches.subcommand() {
             let agent = command
                 .find_subcommand("agent")
@@ -143,7 +148,9 @@ impl Cli {
                 agent.filter(|arg| is_frontend_only(arg)).find(is_given).map(ToString::to_string);
             if let Some(arg) = refused {
                 let message = format!("{arg} is a flag of frontends: give it to chiasm serve");
-                return Err(command.error(ErrorKind::ArgumentConflict, message));
+                let mut error = plain_error(ErrorKind::ArgumentConflict, message);
+                error.insert(ContextKind::InvalidArg, ContextValue::String(arg));
+                return Err(error);
             }
         }
         Ok(matches)
@@ -156,26 +163,6 @@ pub(crate) struct Parsed {
     /// The configuration file, without the values that other sources replace.
     pub(crate) file: Option<ConfigFile>,
     pub(crate) definition: clap::Command,
-}
-
-/// Replaces the error of an unknown flag before `--` that is a flag of `vllm serve`: says where to
-/// give it.
-fn explain_vllm_flag(command: &clap::Command, error: clap::Error) -> clap::Error {
-    let flag = match (error.kind(), error.get(ContextKind::InvalidArg)) {
-        (ErrorKind::UnknownArgument, Some(ContextValue::String(flag))) => flag.clone(),
-        _ => return error,
-    };
-    let message = match place_of_flag(&flag) {
-        Some(FlagPlace::Engine) => {
-            format!(
-                "{flag} is a flag of vLLM's engines: give it after --, as in chiasm serve MODEL \
-                 --engines 2 -- {flag} …"
-            )
-        }
-        Some(FlagPlace::Instead(instead)) => format!("{flag} is a flag of vllm serve: {instead}"),
-        None => return error,
-    };
-    command.clone().error(ErrorKind::UnknownArgument, message)
 }
 
 /// Makes clap parse `-1` after a flag as the flag's value. The error then names the flag and its
@@ -231,7 +218,7 @@ pub(crate) struct ServeArgs {
     /// model on the Hugging Face hub, such as Qwen/Qwen2.5-VL-7B-Instruct
     pub(crate) model: PathBuf,
     /// YAML file with values for flags. The command line and the environment take precedence
-    #[arg(long, env = config_file::VARIABLE, value_name = "FILE")]
+    #[arg(long, env = config_file::CONFIG_VARIABLE, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Branch, tag or commit of a model on the hub, for all of its files [default: main]
     #[arg(long, env = "CHIASM_REVISION")]
@@ -375,19 +362,38 @@ pub(crate) struct EnginesArgs {
     pub(crate) json: bool,
 }
 
+/// Removes the flags that an agent lacks from the help of `--engines`.
+fn without_frontend_sources(arg: Arg) -> Arg {
+    const SOURCES: &str = ", or none with --agents, --discovery or --upstream";
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    if help.contains(SOURCES) { arg.help(help.replace(SOURCES, "")) } else { arg }
+}
+
 fn ip_address(text: &str) -> Result<IpAddr, ValueError> {
     text.parse().map_err(|_| ValueError::IpAddress)
 }
 
 fn seconds(text: &str) -> Result<Duration, ValueError> {
     let seconds: f64 = text.parse().map_err(|_| ValueError::Seconds)?;
-    Ok(Duration::try_from_secs_f64(seconds)?)
+    if seconds < 0.0 {
+        return Err(ValueError::NegativeSeconds);
+    }
+    Duration::try_from_secs_f64(seconds).map_err(|_| ValueError::Seconds)
 }
 
 /// Parses a number of seconds above 0.
 fn positive_seconds(text: &str) -> Result<Duration, ValueError> {
-    let duration = seconds(text)?;
-    if duration.is_zero() { Err(ValueError::ZeroSeconds) } else { Ok(duration) }
+    match seconds(text) {
+        Ok(Duration::ZERO) | Err(ValueError::NegativeSeconds) => Err(ValueError::ZeroSeconds),
+        result => result,
+    }
+}
+
+/// Parses the address of an agent.
+fn agent_address(text: &str) -> Result<String, ValueError> {
+    let address = text.trim();
+    Candidate::new(address, None).map_err(|_| ValueError::AgentAddress)?;
+    Ok(address.to_owned())
 }
 
 fn json_object(text: &str) -> Result<Map<String, Value>, NotAnObject> {
@@ -460,6 +466,18 @@ mod tests {
             let error = parse(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
         }
+    }
+
+    #[test]
+    fn agent_help_names_no_frontend_flag() {
+        let definition = Cli::definition();
+        let help = |command: &str| {
+            let command = definition.find_subcommand(command).unwrap();
+            let engines = command.get_arguments().find(|arg| arg.get_id() == "engines").unwrap();
+            engines.get_help().unwrap().to_string()
+        };
+        assert!(help("serve").contains("--upstream"));
+        assert!(help("agent").ends_with("[default: 1]"), "{}", help("agent"));
     }
 
     #[test]

@@ -41,6 +41,7 @@ fn manual(command: Option<&str>) -> Result<Vec<u8>, CliError> {
     let mut page = Vec::new();
     Man::new(definition)
         .title(title)
+        .source(concat!("chiasm ", env!("CARGO_PKG_VERSION")))
         .render(&mut page)
         .map_err(|error| CliError::Usage(format!("can't write the manual page: {error}")))?;
     Ok(page)
@@ -67,7 +68,8 @@ mod tests {
     #[test]
     fn manual_page_has_each_flag() {
         let page = String::from_utf8(manual(Some("serve")).unwrap()).unwrap();
-        assert!(page.contains(".TH chiasm-serve 1"), "{}", page.lines().next().unwrap());
+        let title = page.lines().find(|line| line.starts_with(".TH chiasm-serve 1")).unwrap();
+        assert!(title.contains(concat!("chiasm ", env!("CARGO_PKG_VERSION"))), "{title}");
         for flag in ["gpus\\-per\\-engine", "config", "quarantine"] {
             assert!(page.contains(flag), "{flag} is missing");
         }

@@ -1,6 +1,6 @@
 //! `chiasm doctor`: checks that this machine has what `chiasm serve` needs, without starting it.
 //!
-//! | module | is |
+//! | module | contents |
 //! |---|---|
 //! | `facts` | gathers facts about this machine |
 //! | `environment` | inspects the Python environment of a `vllm` |

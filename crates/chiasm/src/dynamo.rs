@@ -22,7 +22,7 @@ use crate::error::CliError;
 
 /// The vLLM version that Dynamo 1.6.1 requires. Workers don't report theirs.
 const DYNAMO_VLLM: VllmVersion = VllmVersion::minor(0, 31);
-/// The interval at which unnamed workers are checked for being gone.
+/// The interval between checks whether workers that are no longer registered are still connected.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The discovery of Dynamo's workers for a fleet. Dropping it ends the discovery.
@@ -42,10 +42,10 @@ pub(crate) fn discover(
     model: &Arc<ServedModel>,
 ) -> Result<Dynamo, CliError> {
     let mut directories = Vec::new();
-    let room = ShmBlobBudget::new((args.engines.dynamo_tensors_gb * (1_u64 << 30) as f64) as u64);
+    let budget = ShmBlobBudget::new((args.engines.dynamo_tensors_gb * (1_u64 << 30) as f64) as u64);
     for upstream in &args.engines.upstream {
         let UpstreamArg::Dynamo(address) = upstream else { continue };
-        let tensors = ready_tensors(address, model, &room)?;
+        let tensors = ready_tensors(address, model, &budget)?;
         if tensors.is_some() {
             chiasm_transfer::sweep();
         }
@@ -73,7 +73,7 @@ pub(crate) fn discover(
 fn ready_tensors(
     address: &DynamoAddress,
     model: &ServedModel,
-    room: &ShmBlobBudget,
+    budget: &ShmBlobBudget,
 ) -> Result<Option<ReadyTensors>, CliError> {
     let Some(requested) = address.tensors() else { return Ok(None) };
     let unsupported = |why: &str| CliError::Usage(format!("--upstream {address}: {why}"));
@@ -96,7 +96,7 @@ fn ready_tensors(
             ));
         }
     };
-    Ok(Some(ReadyTensors { format, budget: room.clone() }))
+    Ok(Some(ReadyTensors { format, budget: budget.clone() }))
 }
 
 /// A task that keeps the fleet's workers equal to those of one namespace.
@@ -154,7 +154,7 @@ impl Reconciler {
                 if !is_named {
                     tracing::info!(
                         worker = name,
-                        "a Dynamo worker is no longer registered; it is used while it is connected"
+                        "a Dynamo worker is no longer registered; it stays in use while connected"
                     );
                 }
             }

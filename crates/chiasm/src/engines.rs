@@ -65,15 +65,19 @@ async fn stop(state: &StateDir, name: &str, record: &Record) -> Result<(), CliEr
     Ok(())
 }
 
-/// Returns the word for an engine's condition.
+/// Returns the state that the list shows for an engine.
 fn condition(record: &Record) -> &'static str {
-    let served = record.frontend.is_alive();
-    match record.report {
-        _ if record.has_ended() => "ended",
-        Some(_) if served => "served",
-        None if served => "starting",
-        _ if record.launched.is_none() => "unknown",
-        _ => "left",
+    let has_frontend = record.frontend.is_alive();
+    if record.has_ended() {
+        "ended"
+    } else if has_frontend && record.report.is_some() {
+        "served"
+    } else if has_frontend {
+        "starting"
+    } else if record.launched.is_none() {
+        "unknown"
+    } else {
+        "left"
     }
 }
 

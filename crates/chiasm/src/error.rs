@@ -41,7 +41,7 @@ pub(crate) enum CliError {
     Sim(Arc<SimError>),
     #[error("the server failed: {0}")]
     Server(#[source] io::Error),
-    #[error("{problems} checks found a problem, see above")]
+    #[error("problems found: {problems}, see above")]
     Unhealthy { problems: usize },
     #[error("a demo request failed: {0}")]
     Demo(String),

@@ -60,6 +60,14 @@ pub(crate) async fn fetch_adapter(id: &str) -> Result<Option<PathBuf>, CliError>
     Ok(Some(fetched?.dir))
 }
 
+/// Checks that MODEL is a model's folder, or has the form of a hub id. Does not ask the hub.
+///
+/// # Errors
+/// [`CliError::Usage`] if it is neither, or if a given revision can't be applied.
+pub(crate) fn check(args: &ServeArgs, flags: &VllmFlags) -> Result<(), CliError> {
+    hub_request(args, flags).map(drop)
+}
+
 /// Returns the download that MODEL needs, or `None` for a directory.
 fn hub_request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>, CliError> {
     let model = args.model.display();
@@ -112,7 +120,7 @@ fn hub_request(args: &ServeArgs, flags: &VllmFlags) -> Result<Option<HubRequest>
 /// Refuses a folder without a model in the format of `transformers`.
 ///
 /// # Errors
-/// [`CliError::Usage`] for a folder without `config.json`, `params.json` and `tokenizer.json`.
+/// [`CliError::Usage`] for a folder with none of `config.json`, `params.json` and `tokenizer.json`.
 fn check_folder(folder: &Path) -> Result<(), CliError> {
     let has = |name: &str| folder.join(name).exists();
     // Mistral's own format has params.json; a tokenizer alone is enough for tests and tools.

@@ -1,7 +1,7 @@
 //! `chiasm inspect`: prints an image's identity, layout and tensors for a model.
 
 use std::fs::{self, File};
-use std::io::BufWriter;
+use std::io::{self, BufWriter, Write as _};
 use std::path::{Path, PathBuf};
 
 use chiasm_backend::PlanClass;
@@ -74,7 +74,8 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         }
         if let Some(dir) = &args.dump {
             for path in inspection.dump(dir, index, &model, format)? {
-                eprintln!("wrote {}", path.display());
+                // Standard error may be closed.
+                let _ = writeln!(io::stderr(), "wrote {}", path.display());
             }
         }
     }

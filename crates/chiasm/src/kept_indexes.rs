@@ -7,12 +7,12 @@ use crate::error::CliError;
 use crate::{key_secret, state_folder};
 
 /// The name of the folder within the state folder.
-const NAME: &str = "kv";
+const FOLDER_NAME: &str = "kv";
 
 /// Opens the folder if some workers outlive this process.
 ///
-/// Block keys then need a secret that the next process has, too. It is set here unless it is set
-/// already (`has_secret`). A folder that can't be opened only causes a warning.
+/// Block keys must then be the same in the next process, so this function also sets the shared
+/// secret, unless `has_secret`. A folder that can't be opened only causes a warning.
 pub(crate) fn open(args: &ServeArgs, has_secret: bool) -> Option<KeptIndexes> {
     let engines = &args.engines;
     let is_server = |upstream: &UpstreamArg| matches!(upstream, UpstreamArg::Server(_));
@@ -37,8 +37,8 @@ fn try_open(args: &ServeArgs, has_secret: bool) -> Result<KeptIndexes, CliError>
     // Creates the folder, readable by this user only.
     state_folder::open_required(state_dir)?;
     if !has_secret {
-        key_secret::share(args.agents.block_key_secret.as_deref(), state_dir)?;
+        key_secret::load(args.agents.block_key_secret.as_deref(), state_dir)?;
     }
-    let folder = state_folder::path(state_dir)?.join(NAME);
+    let folder = state_folder::path(state_dir)?.join(FOLDER_NAME);
     KeptIndexes::open(&folder).map_err(|source| CliError::file(&folder, source))
 }

@@ -13,9 +13,9 @@ use crate::state_folder;
 /// The name of the file in the state folder.
 const FILE_NAME: &str = "block-key-secret";
 
-/// Sets this process's block key secret from `file`, or from a file in the state folder. Creates
+/// Loads this process's block key secret from `file`, or from a file in the state folder. Creates
 /// the latter if it does not exist. Must be called before the first block key is computed.
-pub(crate) fn share(file: Option<&Path>, state_dir: Option<&Path>) -> Result<(), CliError> {
+pub(crate) fn load(file: Option<&Path>, state_dir: Option<&Path>) -> Result<(), CliError> {
     let secret = match file {
         Some(file) => read(file)?,
         None => {
@@ -24,6 +24,11 @@ pub(crate) fn share(file: Option<&Path>, state_dir: Option<&Path>) -> Result<(),
         }
     };
     secret.use_in_process().map_err(|error| CliError::Usage(error.to_string()))
+}
+
+/// Checks that a file has a secret.
+pub(crate) fn check(path: &Path) -> Result<(), CliError> {
+    read(path).map(drop)
 }
 
 fn read(path: &Path) -> Result<KeySecret, CliError> {
@@ -36,7 +41,8 @@ fn read(path: &Path) -> Result<KeySecret, CliError> {
         digits.get(2 * at..2 * at + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok())
     };
     let bytes: Option<Vec<u8>> = (0..32).map(byte).collect();
-    let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).filter(|_| digits.len() == 64);
+    let is_hex = digits.len() == 64 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let bytes = bytes.and_then(|bytes| bytes.try_into().ok()).filter(|_| is_hex);
     let bytes = bytes
         .ok_or_else(|| invalid(&"expected 64 hex digits, as openssl rand -hex 32 prints them"))?;
     Ok(KeySecret::new(bytes))
@@ -96,6 +102,7 @@ mod tests {
             (format!("{digits}00"), false),
             (digits[..62].to_owned(), false),
             (digits.replace('4', "g"), false),
+            (digits.replace("01", "+1"), false),
             (digits.replace('4', "ä"), false),
             (String::new(), false),
         ] {

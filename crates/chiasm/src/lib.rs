@@ -8,7 +8,7 @@
 //! | `key_secret` | the block key secret that several processes share |
 //! | `serve` | `chiasm serve`: engines, the frontend, graceful shutdown |
 //! | `hub_model` | a model given by its id on the Hugging Face hub |
-//! | `download_bar` | the progress of its download, on a terminal or in the log |
+//! | `download_bar` | the progress of a download from the hub, on a terminal or in the log |
 //! | `vllm_command` | the path of the `vllm` program |
 //! | `vllm_flags` | vLLM flags that change image tensors or prompts |
 //! | `demo` | `chiasm demo`: a demo of about a minute on simulated engines |
@@ -21,6 +21,19 @@
 //! | `sim_engine` | one simulated engine as a process |
 //! | `state_folder` | the folder for state that outlives a frontend |
 //! | `simulate` | routing policies on a modelled fleet |
+//! | `dynamo` | Dynamo's workers as workers of a frontend |
+//! | `vllm_processor` | the settings of vLLM's own processor |
+//! | `lora` | LoRA adapters: their files, and the engine flags that they need |
+//! | `nixl` | starts NIXL, to lend tensors to agents or to read lent tensors |
+//! | `kept_indexes` | the folder for prefix indexes that outlive this process |
+//! | `sim_host` | simulated engines inside this process |
+//! | `side` | the two kinds of process that start engines |
+//! | `signals` | SIGTERM, Ctrl-C and SIGHUP |
+//! | `open_files` | the limit of open files |
+//! | `free_memory` | the memory that this process may use |
+//! | `npy` | NumPy's `.npy` files |
+//! | `stdout` | lines on standard output, which may be closed |
+//! | `error` | the errors of commands |
 //! | [`scenarios`] | the conversations of demo and tests, with their expectations |
 #![forbid(unsafe_code)]
 
@@ -69,20 +82,20 @@ use log::Log;
 
 /// Installs ring as the crypto provider for all TLS in this process.
 ///
-/// Chiasm's own requests need none, but HTTP clients require that one is installed.
+/// Chiasm's own TLS code names its provider; reqwest requires an installed default.
 pub fn install_crypto_provider() {
     // Fails only if a provider is installed already, which works as well.
     let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 thread_local! {
-    /// The total of released unread answers when this thread last returned memory, in steps of
-    /// 16 MiB.
+    /// The number of 16 MiB steps of released unread answers when this thread last returned
+    /// memory.
     static LAST_RETURN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Calls `return_memory` once for every 16 MiB of unread answers that were released. Runs on a
-/// thread that is about to park.
+/// Calls `return_memory` if the total of released unread answers has crossed a multiple of 16 MiB
+/// since this thread's last check. Runs on a thread that is about to park.
 fn return_memory_if_due(return_memory: fn()) {
     /// Returning memory takes milliseconds, which pays off from this amount on.
     const STEP_BYTES: u64 = 16 << 20;
@@ -94,8 +107,8 @@ fn return_memory_if_due(return_memory: fn()) {
 
 /// Runs the command line of this process.
 ///
-/// `return_memory` returns memory to the system that the calling thread has allocated and other
-/// threads have freed.
+/// `return_memory` gives back to the system the memory that the calling thread allocated and other
+/// threads freed.
 pub fn main(return_memory: fn()) -> ExitCode {
     let cli = Cli::parse_or_exit();
     install_crypto_provider();
@@ -115,8 +128,8 @@ pub fn main(return_memory: fn()) -> ExitCode {
         }
     };
     let mut builder = tokio::runtime::Builder::new_multi_thread();
-    // Busy threads poll for ready sockets only between this many tasks. With a client that
-    // pipelines requests without end, each task takes a millisecond or two.
+    // A busy thread polls for ready sockets once per this many tasks. A client that pipelines
+    // requests without end makes each task take a millisecond or two.
     builder.event_interval(16);
     builder.on_thread_park(move || return_memory_if_due(return_memory));
     if let Command::Serve(args) | Command::Agent(args) = &cli.command {

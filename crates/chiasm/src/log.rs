@@ -27,7 +27,8 @@ const FILTER_VARIABLE: &str = "CHIASM_LOG";
 const MAX_QUEUED_BYTES: usize = 4 << 20;
 /// The maximum number of bytes of one line; the rest is cut off.
 const MAX_LINE_BYTES: usize = 16 << 10;
-/// The time that the first line of a batch waits for more: a write costs about as much as a line.
+/// The time that the first line of a batch waits for more lines, because each write costs about as
+/// much as a line.
 const BATCH_DELAY: Duration = Duration::from_millis(5);
 /// The time that dropping the log waits for the last lines.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,7 +54,7 @@ impl Log {
     pub(crate) fn to_stderr(default_filter: &str) -> io::Result<Self> {
         // A descriptor of its own: a blocked write would hold the lock of `io::stderr`.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
-        let log = Self::to(stderr)?;
+        let log = Self::with_sink(stderr)?;
         let from_env = EnvFilter::try_from_env(FILTER_VARIABLE);
         let filter_error = from_env
             .as_ref()
@@ -82,7 +83,7 @@ impl Log {
         Ok(log)
     }
 
-    fn to(mut sink: impl Write + Send + 'static) -> io::Result<Self> {
+    fn with_sink(mut sink: impl Write + Send + 'static) -> io::Result<Self> {
         let queue = Arc::new(Queue::default());
         let (ending, writer_ended) = mpsc::channel::<()>();
         let writer_queue = queue.clone();
@@ -138,9 +139,13 @@ impl Drop for Log {
 struct Queue {
     pending: Mutex<PendingLines>,
     changed: Condvar,
+    /// The number of lines dropped because the queue was full or closed.
     full: AtomicU64,
+    /// The number of lines dropped because writing them failed.
     unwritten: AtomicU64,
+    /// The number of lines dropped by the rate limits of call sites.
     repeated: AtomicU64,
+    /// The number of panics.
     panics: AtomicU64,
 }
 
@@ -288,8 +293,10 @@ impl Write for LineWriter<'_> {
 /// formatter escapes other control characters.
 fn one_line(line: &[u8]) -> Vec<u8> {
     let text = line.strip_suffix(b"\n").unwrap_or(line);
+    let is_inside_character = |at: usize| text.get(at).is_some_and(|byte| byte & 0xC0 == 0x80);
+    let end = (0..=text.len().min(MAX_LINE_BYTES)).rev().find(|end| !is_inside_character(*end));
     let mut escaped = Vec::with_capacity(text.len().min(MAX_LINE_BYTES) + 32);
-    for &byte in text.iter().take(MAX_LINE_BYTES) {
+    for &byte in text.iter().take(end.unwrap_or(0)) {
         match byte {
             b'\n' => escaped.extend_from_slice(b"\\n"),
             b'\r' => escaped.extend_from_slice(b"\\r"),
@@ -308,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_site_is_limited_after_burst_with_drop_count() {
+    fn call_site_over_burst_is_limited() {
         let start = Instant::now();
         let mut bucket = TokenBucket::new(start);
         let written = (0..5 * BURST_LINES).filter(|_| bucket.try_take(start).is_some()).count();
@@ -326,6 +333,8 @@ mod tests {
     fn line_breaks_are_escaped_within_length_limit() {
         assert_eq!(one_line(b"a\nINFO b\r\n"), b"a\\nINFO b\\r\n");
         assert_eq!(one_line(b"plain\n"), b"plain\n");
+        let umlauts = one_line(format!("x{}", "ä".repeat(MAX_LINE_BYTES)).as_bytes());
+        assert!(String::from_utf8(umlauts).unwrap().ends_with("ä…\n"));
         let long = one_line(&[b'x'; 2 * MAX_LINE_BYTES]);
         assert!(
             long.len() < MAX_LINE_BYTES + 8 && long.ends_with("…\n".as_bytes()),
@@ -354,7 +363,7 @@ mod tests {
     #[test]
     fn queued_lines_are_written_together_on_drop() {
         let written = Arc::default();
-        let log = Log::to(Sink { writes_left: 1, written: Arc::clone(&written) }).unwrap();
+        let log = Log::with_sink(Sink { writes_left: 1, written: Arc::clone(&written) }).unwrap();
         (0..1000).for_each(|_| log.queue.push(b"line\n"));
         let counts = log.counts();
         drop(log);
@@ -364,7 +373,7 @@ mod tests {
 
     #[test]
     fn failed_writes_are_counted() {
-        let log = Log::to(Sink { writes_left: 0, written: Arc::default() }).unwrap();
+        let log = Log::with_sink(Sink { writes_left: 0, written: Arc::default() }).unwrap();
         let counts = log.counts();
         (0..3).for_each(|_| log.queue.push(b"line\n"));
         drop(log);

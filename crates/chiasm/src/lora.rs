@@ -76,8 +76,8 @@ pub(crate) async fn prepare(
     let user_flags = UserFlags::parse(&args.vllm_args)?;
     let limit = usize::from(args.lora.max_lora_adapters);
     let adapters = Adapters::new(limit).with_model(model).with_stamp_source(stamp_source);
-    let mut rank = 1;
-    let mut modules = 0;
+    let mut max_rank = 1;
+    let mut module_count = 0;
     for source in args.lora.modules() {
         let files = find_files(args, source, stamp_source).await?;
         let fault =
@@ -93,9 +93,9 @@ pub(crate) async fn prepare(
                     "its rank {found} exceeds the engines' limit of {largest} (--max-lora-rank)"
                 )));
             }
-            found => rank = rank.max(found.unwrap_or(1)),
+            found => max_rank = max_rank.max(found.unwrap_or(1)),
         }
-        modules += 1;
+        module_count += 1;
     }
     if args.lora.needs_adapters() && args.agents.has_agents() && !args.engines.has_any() {
         let message = "--lora-modules and --allow-runtime-lora-updating are for engines of this \
@@ -115,10 +115,10 @@ pub(crate) async fn prepare(
                 .to_owned(),
         ));
     }
-    let settings = user_flags.complete(limit as u64, modules, rank);
-    if settings.max_cpu_loras < modules {
+    let settings = user_flags.complete(limit as u64, module_count, max_rank);
+    if settings.max_cpu_loras < module_count {
         tracing::warn!(
-            adapters = modules,
+            adapters = module_count,
             kept = settings.max_cpu_loras,
             "engines keep fewer adapters than are served: they reload adapters within a step, and \
              die if the files are gone; raise --max-cpu-loras after --"
@@ -223,13 +223,13 @@ impl UserFlags {
         Ok(given)
     }
 
-    /// Completes the user's numbers. The others fit `limit` adapters, `modules` of them at the
-    /// start, and the largest rank `rank`.
-    fn complete(&self, limit: u64, modules: u64, rank: u64) -> LoraSettings {
-        let max_loras = self.max_loras.unwrap_or(modules.clamp(1, DEFAULT_ADAPTERS_PER_STEP));
+    /// Returns the user's numbers and, for missing ones, values that fit `limit` adapters, of which
+    /// `module_count` are loaded at the start, with ranks up to `max_rank`.
+    fn complete(&self, limit: u64, module_count: u64, max_rank: u64) -> LoraSettings {
+        let max_loras = self.max_loras.unwrap_or(module_count.clamp(1, DEFAULT_ADAPTERS_PER_STEP));
         let fitting = SUPPORTED_RANKS
             .into_iter()
-            .find(|&supported| supported >= rank.max(DEFAULT_MAX_RANK))
+            .find(|&supported| supported >= max_rank.max(DEFAULT_MAX_RANK))
             .unwrap_or(DEFAULT_MAX_RANK);
         LoraSettings {
             max_loras,
@@ -263,9 +263,9 @@ mod tests {
         UserFlags::parse(&args).map_err(|error| error.to_string())
     }
 
-    fn added_args(args: &[&str], modules: u64, rank: u64) -> Vec<String> {
+    fn added_args(args: &[&str], module_count: u64, max_rank: u64) -> Vec<String> {
         let user_flags = parse(args).unwrap();
-        user_flags.missing_args(&user_flags.complete(64, modules, rank))
+        user_flags.missing_args(&user_flags.complete(64, module_count, max_rank))
     }
 
     #[test]
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_kind_of_adapter_is_refused_by_flag() {
+    fn unsupported_adapter_flag_is_refused() {
         for flag in [
             "--enable-tower-connector-lora",
             "--enable_tower_conn",

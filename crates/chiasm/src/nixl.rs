@@ -1,5 +1,6 @@
 //! Starts NIXL as the command line asks: to lend tensors to agents, or to read lent tensors.
 
+use std::cmp::Reverse;
 use std::env;
 use std::fs;
 use std::net::IpAddr;
@@ -31,8 +32,8 @@ enum NixlUnavailable {
     Task(#[from] JoinError),
 }
 
-/// Starts what a frontend lends tensors with, if `--nixl-library` is given. If NIXL can't be used,
-/// this is logged and counted, and tensors are sent.
+/// Starts the lender of a frontend's tensors, if `--nixl-library` is given. If NIXL can't be used,
+/// logs and counts the reason; tensors are then sent in messages.
 pub(crate) async fn start_lending(args: &ServeArgs) -> Result<Option<Lending>, CliError> {
     let lender = start_nixl(args, |settings| Lender::start(&settings)).await?;
     Ok(lender.map(|lender| match lender {
@@ -41,13 +42,9 @@ pub(crate) async fn start_lending(args: &ServeArgs) -> Result<Option<Lending>, C
     }))
 }
 
-/// Starts what an agent reads lent tensors with, if `--nixl-library` is given and NIXL can be used.
+/// Starts the reader of lent tensors for an agent, if `--nixl-library` is given and NIXL can be
+/// used.
 pub(crate) async fn start_reader(args: &ServeArgs) -> Result<Option<Reader>, CliError> {
-    if args.agents.nixl.nixl_library.is_some() && !args.agents.take_tensors {
-        return Err(CliError::Usage(
-            "--nixl-library requires --take-tensors at an agent".to_owned(),
-        ));
-    }
     Ok(start_nixl(args, |settings| Reader::start(&settings)).await?.and_then(Result::ok))
 }
 
@@ -67,16 +64,16 @@ async fn start_nixl<T: Send + 'static>(
         };
     };
     let devices = devices(*nixl_private_network)?;
-    let found = match library.to_str() {
+    let library = match library.to_str() {
         Some("auto") => library_beside_vllm(&args.engines.vllm),
         _ => Ok(library.clone()),
     };
     let pool_bytes = *nixl_pool_bytes;
-    let within = *nixl_deadline;
+    let read_timeout = *nixl_deadline;
     let logged_devices = devices.clone();
-    // Starting takes most of a second.
+    // Blocks for most of a second.
     let started = tokio::task::spawn_blocking(move || {
-        let settings = Settings { library: found?, pool_bytes, read_timeout: within, devices };
+        let settings = Settings { library: library?, pool_bytes, read_timeout, devices };
         let library = settings.library.clone();
         Ok::<_, NixlUnavailable>((start(settings)?, library))
     });
@@ -85,7 +82,12 @@ async fn start_nixl<T: Send + 'static>(
         Ok((_, library)) => {
             let library = library.display();
             let devices = logged_devices.as_deref().unwrap_or("those of UCX_NET_DEVICES");
-            tracing::info!(%library, devices, pool_bytes, "agents read tensors by NIXL");
+            tracing::info!(
+                %library,
+                devices,
+                pool_bytes,
+                "NIXL is ready: agents read tensors from the memory of frontends"
+            );
         }
         Err(error) => tracing::warn!(%error, "NIXL can't be used; tensors are sent in messages"),
     }
@@ -160,8 +162,8 @@ fn library_beside_vllm(vllm: &Path) -> Result<PathBuf, NixlUnavailable> {
             path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
         };
         let mut entries: Vec<PathBuf> = paths.filter(has_prefix).collect();
-        // The newest comes first, by its name.
-        entries.sort_by(|left, right| right.cmp(left));
+        // The newest first. python3.12 is newer than python3.9, so a longer name counts first.
+        entries.sort_by_cached_key(|path| Reverse((path.as_os_str().len(), path.clone())));
         entries
     };
     let pythons = entries(&root.join("lib"), "python3");

@@ -5,7 +5,7 @@ use std::io::{self, Write};
 
 use chiasm_types::Dtype;
 
-/// Writes one row-major array. NumPy has no bfloat16: it is written as its 16 bits, `uint16`.
+/// Writes one row-major array. NumPy has no bfloat16, so its bits are written as `uint16`.
 pub(crate) fn write(
     to: &mut impl Write,
     dtype: Dtype,

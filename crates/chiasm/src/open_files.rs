@@ -8,7 +8,7 @@ const TARGET_FILES: u64 = 1 << 16;
 
 /// The descriptors for everything but clients' connections: engines' sockets, arenas, downloads,
 /// the log.
-const RESERVED_FILES: u64 = 128;
+pub(crate) const RESERVED_FILES: u64 = 128;
 
 /// Raises the soft limit to [`TARGET_FILES`], or to the hard limit if that is lower. Returns the
 /// limit in force; `None` means unlimited.
@@ -25,8 +25,8 @@ pub(crate) fn raise_limit() -> Option<u64> {
 /// Raises the limit and returns the number of connections that fit into it, at most `wanted`. Logs
 /// a warning if that is less.
 ///
-/// If clients took all descriptors, other parts would fail anywhere, for example while they connect
-/// an engine.
+/// Without a reserve, clients could take all descriptors, and other parts would fail, for example
+/// when they connect an engine.
 pub(crate) fn raise_limit_for(wanted: usize) -> usize {
     let limit = raise_limit();
     let connections = fitting(limit, wanted);

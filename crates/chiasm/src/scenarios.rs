@@ -147,25 +147,25 @@ fn http(picture: Picture) -> Part {
 /// Returns the ten scenarios. Each opens with different words, so that no scenario hits blocks of
 /// another.
 pub fn all() -> Vec<Scenario> {
-    const LONG: &str = "Tell a short story about a careful assistant who looks at pictures and \
-        describes what is in them. The assistant first describes the colours of each picture, then \
-        compares the first picture with the second, and at last tells which of these pictures is \
-        the brightest.";
-    const ASK: &str = "What is in this picture?";
+    const LONG_TEXT: &str = "Tell a short story about a careful assistant who looks at pictures \
+        and describes what is in them. The assistant first describes the colours of each picture, \
+        then compares the first picture with the second, and at last tells which of these \
+        pictures is the brightest.";
+    const QUESTION: &str = "What is in this picture?";
     let repeat = |name, parts: Vec<Part>| Scenario {
         name,
         turns: vec![turn(Expect::New, parts.clone()), turn(Expect::Repeat(0), parts)],
     };
     vec![
-        repeat("1 text repeated", vec![text(LONG)]),
+        repeat("1 text repeated", vec![text(LONG_TEXT)]),
         repeat(
             "2 three images repeated",
-            vec![text("Three."), data(DAWN), data(NOON), data(DUSK), text(ASK)],
+            vec![text("Three."), data(DAWN), data(NOON), data(DUSK), text(QUESTION)],
         ),
-        repeat("3 one image repeated", vec![text("One."), data(DAWN), text(ASK)]),
+        repeat("3 one image repeated", vec![text("One."), data(DAWN), text(QUESTION)]),
         repeat(
             "4 one image twice in a prompt",
-            vec![text("Twins."), data(DAWN), data(DAWN), text(ASK)],
+            vec![text("Twins."), data(DAWN), data(DAWN), text(QUESTION)],
         ),
         Scenario {
             name: "5 one, two, three images",
@@ -179,10 +179,10 @@ pub fn all() -> Vec<Scenario> {
         Scenario {
             name: "6 other images of the same size",
             turns: vec![
-                turn(Expect::New, [text("Others."), data(DAWN), text(ASK)]),
-                turn(Expect::Repeat(0), [text("Others."), data(DAWN), text(ASK)]),
-                turn(Expect::LessThan(1), [text("Others."), data(NIGHT), text(ASK)]),
-                turn(Expect::LessThan(1), [text("Others."), data(STORM), text(ASK)]),
+                turn(Expect::New, [text("Others."), data(DAWN), text(QUESTION)]),
+                turn(Expect::Repeat(0), [text("Others."), data(DAWN), text(QUESTION)]),
+                turn(Expect::LessThan(1), [text("Others."), data(NIGHT), text(QUESTION)]),
+                turn(Expect::LessThan(1), [text("Others."), data(STORM), text(QUESTION)]),
             ],
         },
         Scenario {
@@ -201,16 +201,16 @@ pub fn all() -> Vec<Scenario> {
         Scenario {
             name: "8 images in another order",
             turns: vec![
-                turn(Expect::New, [text("Order."), data(DAWN), data(STORM), text(ASK)]),
-                turn(Expect::OtherOrder, [text("Order."), data(STORM), data(DAWN), text(ASK)]),
+                turn(Expect::New, [text("Order."), data(DAWN), data(STORM), text(QUESTION)]),
+                turn(Expect::OtherOrder, [text("Order."), data(STORM), data(DAWN), text(QUESTION)]),
             ],
         },
-        repeat("9 http image repeated", vec![text("Web."), http(SNOW), text(ASK)]),
+        repeat("9 http image repeated", vec![text("Web."), http(SNOW), text(QUESTION)]),
         Scenario {
             name: "10 http, then the same file as data",
             turns: vec![
-                turn(Expect::New, [text("Either way."), http(DUSK), text(ASK)]),
-                turn(Expect::Repeat(0), [text("Either way."), data(DUSK), text(ASK)]),
+                turn(Expect::New, [text("Either way."), http(DUSK), text(QUESTION)]),
+                turn(Expect::Repeat(0), [text("Either way."), data(DUSK), text(QUESTION)]),
             ],
         },
     ]
@@ -233,7 +233,7 @@ pub struct Observed {
 pub enum Unexpected {
     /// There is no observation.
     #[error("nothing was observed")]
-    Nothing,
+    NoObservation,
     /// The request went to a worker that lacks its blocks.
     #[error("the request went to {worker}, but {holder} has its blocks")]
     OtherWorker {
@@ -265,13 +265,13 @@ pub enum Unexpected {
 }
 
 impl Expect {
-    /// Checks the last observation; the others are those of the earlier requests.
+    /// Checks the last observation against those of the earlier requests.
     ///
     /// # Errors
     /// The last observation violates the expectation.
     pub fn check(self, observed: &[Observed]) -> Result<(), Unexpected> {
         let Some((last, earlier)) = observed.split_last() else {
-            return Err(Unexpected::Nothing);
+            return Err(Unexpected::NoObservation);
         };
         let Observed { overlap, total, .. } = *last;
         let same_worker = |other: &Observed| {

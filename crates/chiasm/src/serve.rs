@@ -1,6 +1,7 @@
 //! `chiasm serve`: engines, the frontend in front of them, and graceful shutdown.
 
 mod engines;
+mod flag_checks;
 mod gpus;
 mod reload;
 mod server_flags;
@@ -26,6 +27,8 @@ use chiasm_router::RouterConfig;
 use chiasm_server::{Certificate, LogCounts, PAGE_PATH, Page, Server, ServerSettings};
 use chiasm_types::Role;
 use chiasm_upstream::UpstreamKey;
+use chiasm_vision::VideoOptions;
+use serde_json::{Map, Value};
 use tokio::net::TcpListener;
 
 use crate::cli::{ServeArgs, UpstreamArg};
@@ -41,6 +44,7 @@ use crate::{
 
 pub(crate) use engines::connector;
 use engines::{connectors, embedding_store, upstreams, vllm_args};
+pub(crate) use flag_checks::check_flags;
 use reload::Reload;
 use settings::{
     Limits, arena_policy, format_policy, limits, media_loader, patience, receiver_cache_bytes,
@@ -48,39 +52,29 @@ use settings::{
 };
 pub(crate) use settings::{cache_bytes, client_options};
 
+/// The environment variable of vLLM with the largest area of a frame.
+const MAX_FRAME_PIXELS: &str = "VLLM_MAX_IMAGE_PIXELS";
+/// The environment variable of vLLM with the loader of videos.
+const VIDEO_LOADER: &str = "VLLM_VIDEO_LOADER_BACKEND";
 /// The time for sending the errors of aborted requests to the clients.
 const ERROR_FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time for sending the last traces to the collector.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Runs until SIGTERM or Ctrl-C. `log_counts` reads the counts of the log.
+/// Runs until SIGTERM or Ctrl-C. `log_counts` returns the log's counters for the metrics.
 pub(crate) async fn run(
     mut args: ServeArgs,
     log_counts: impl Fn() -> LogCounts + Send + Sync + 'static,
 ) -> Result<(), CliError> {
-    // Before anything slow: from here on, SIGHUP does not end the process.
+    // First, because from here on SIGHUP no longer ends the process.
     let hangups = Hangups::listen();
+    check_flags(&args, Side::Frontend)?;
     let keys = args.access.keys()?;
     let has_keys = keys.are_required();
     let certificate = args.http.certificate()?;
     let cors = args.http.cors()?;
-    if args.agents.announce.is_some() {
-        return Err(CliError::Usage(
-            "--announce is for chiasm agent: frontends are not discovered".to_owned(),
-        ));
-    }
-    if args.agents.take_tensors {
-        return Err(CliError::Usage(
-            "--take-tensors is for chiasm agent: frontends make tensors themselves".to_owned(),
-        ));
-    }
-    if args.agents.fetch_media {
-        return Err(CliError::Usage(
-            "--fetch-media is for chiasm agent: frontends always fetch media".to_owned(),
-        ));
-    }
     if args.agents.has_agents() {
-        key_secret::share(
+        key_secret::load(
             args.agents.block_key_secret.as_deref(),
             args.engines.state_dir.as_deref(),
         )?;
@@ -98,11 +92,6 @@ pub(crate) async fn run(
         adapters,
         processor,
     } = prepare(&mut args, Side::Frontend).await?;
-    if args.agents.nixl.nixl_library.is_some() && !args.agents.has_agents() {
-        return Err(CliError::Usage(
-            "--nixl-library requires agents (--agents or --discovery)".to_owned(),
-        ));
-    }
     let lending = nixl::start_lending(&args).await?;
     let workers = connectors.len();
     let routing = routing_options(&args.routing)?;
@@ -182,11 +171,11 @@ pub(crate) async fn run(
         }
         tracing::info!(
             delay = drain.delay.as_secs_f64(),
-            "shutting down: requests in flight finish; a second Ctrl-C aborts them"
+            "shutting down: requests in flight finish; another Ctrl-C aborts them"
         );
     };
     let summary = log_addresses(&listener, certificate.is_some(), &server, has_keys);
-    let announce = async {
+    let announce_ready = async {
         // Does not wait for engines of agents.
         if workers > 0 && fleet.wait_ready(workers).await {
             tracing::info!(workers, "all engines are ready");
@@ -208,7 +197,7 @@ pub(crate) async fn run(
     let ended = tokio::select! {
         () = serve(listener, certificate, server, terminated, drain) => Ok(()),
         () = watch_certificate => Ok(()),
-        () = async { announce.await; std::future::pending().await } => Ok(()),
+        () = async { announce_ready.await; std::future::pending().await } => Ok(()),
         error = processor_failed => Err(CliError::Usage(error.to_string())),
     };
     tokio::join!(fleet.shutdown(), traced_server.finish_traces(TRACE_FLUSH_TIMEOUT));
@@ -262,10 +251,9 @@ pub(crate) struct ServeSetup {
 pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSetup, CliError> {
     let given = args.model.display().to_string();
     let name = args.served_model_name.clone().unwrap_or_else(|| given.clone());
-    let chats = args.prompts.chats()?;
+    let chats = args.prompts.chat_defaults()?;
     let private_network = args.roles.private_network(args.engines.roles())?;
     let flags = VllmFlags::parse(&args.vllm_args)?;
-    server_flags::check(args, side)?;
     args.engines.vllm = vllm_command::locate(&args.engines.vllm);
     // From here on, `args.model` is a directory.
     hub_model::resolve(args, &flags).await?;
@@ -277,6 +265,7 @@ pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSet
         Some(format) => model.with_content_format(format),
     };
     let model = with_engine_kwargs(model, args, &flags)?;
+    let model = model.with_videos(video_options(args, &flags)?, flags.max_videos());
     let model =
         model.with_parsers(&args.answers.tool_call_parser, &args.answers.reasoning_parser)?;
     let model = model.with_token_cache(args.prompts.token_cache_bytes);
@@ -334,8 +323,8 @@ pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSet
     })
 }
 
-/// Warns about flags after `--` that have no effect. Only launched engines get them, and vLLM's
-/// processor, which makes the tensors that such engines would accept.
+/// Warns about flags after `--` that have no effect. Only launched engines and vLLM's processor get
+/// these flags.
 fn warn_about_unused_flags(args: &ServeArgs, has_processor: bool) {
     if args.launched().total() == 0
         && !has_processor
@@ -353,7 +342,7 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, CliError>
     TcpListener::bind(address).await.map_err(|source| CliError::Listen { address, source })
 }
 
-/// The times of a graceful shutdown.
+/// The durations of the phases of a graceful shutdown.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Drain {
     /// The time for which the server reports that it is not ready and still accepts requests, so
@@ -363,8 +352,8 @@ pub(crate) struct Drain {
     pub(crate) timeout: Duration,
 }
 
-/// Serves until `stop`, then lets requests in flight finish. Requests that take too long are
-/// aborted with an error.
+/// Serves until `stop` resolves, then lets requests in flight finish. Requests that take too long
+/// are aborted with an error.
 pub(crate) async fn serve(
     listener: TcpListener,
     certificate: Option<Arc<Certificate>>,
@@ -406,28 +395,52 @@ pub(crate) async fn serve(
     }
     tracing::warn!(
         seconds = drain.timeout.as_secs(),
-        "aborting requests in flight (--drain-timeout or a second Ctrl-C)"
+        "aborting requests in flight (--drain-timeout or another Ctrl-C)"
     );
     server.pipeline().fleet.abort_requests("the frontend is shutting down");
     let _ = tokio::time::timeout(ERROR_FLUSH_TIMEOUT, serving).await;
 }
 
-/// Adds the engines' image processor settings to the model, from Chiasm's flag or from vLLM's.
+/// Adds the engines' image processor settings to the model.
 fn with_engine_kwargs(
     model: ServedModel,
     args: &ServeArgs,
     flags: &VllmFlags,
 ) -> Result<ServedModel, CliError> {
-    let kwargs = match &args.engines.mm_processor_kwargs {
-        Some(_) if !flags.processor_kwargs.is_empty() => {
-            return Err(CliError::Usage(format!(
-                "{PROCESSOR_KWARGS} is given twice: before and after --"
-            )));
-        }
-        Some(kwargs) => kwargs,
-        None => &flags.processor_kwargs,
-    };
     model
-        .with_engine_kwargs(kwargs.clone())
+        .with_engine_kwargs(engine_kwargs(args, flags)?.clone())
         .map_err(|error| CliError::Usage(format!("{PROCESSOR_KWARGS}: {error}")))
+}
+
+/// Returns the engines' settings of media processors, from Chiasm's flag or from vLLM's.
+fn engine_kwargs<'a>(
+    args: &'a ServeArgs,
+    flags: &'a VllmFlags,
+) -> Result<&'a Map<String, Value>, CliError> {
+    match &args.engines.mm_processor_kwargs {
+        Some(_) if !flags.processor_kwargs.is_empty() => {
+            Err(CliError::Usage(format!("{PROCESSOR_KWARGS} is given twice: before and after --")))
+        }
+        Some(kwargs) => Ok(kwargs),
+        None => Ok(&flags.processor_kwargs),
+    }
+}
+
+/// Returns the engines' settings of videos. Engines and vLLM's processor share this process's
+/// environment.
+fn video_options(args: &ServeArgs, flags: &VllmFlags) -> Result<VideoOptions, CliError> {
+    let default = VideoOptions::default();
+    let max_frame_pixels = match std::env::var(MAX_FRAME_PIXELS) {
+        Err(_) => default.max_frame_pixels,
+        Ok(pixels) => pixels
+            .parse()
+            .map_err(|_| CliError::Usage(format!("{MAX_FRAME_PIXELS} must be an integer")))?,
+    };
+    Ok(VideoOptions {
+        processor_kwargs: engine_kwargs(args, flags)?.clone(),
+        media_io_kwargs: flags.video_io_kwargs.clone(),
+        default_loader: std::env::var(VIDEO_LOADER).unwrap_or(default.default_loader),
+        max_frame_pixels,
+        pruning: flags.video_pruning,
+    })
 }

@@ -12,7 +12,7 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 
 use crate::cli::SimArgs;
 
-/// Starts simulated engines of one kind.
+/// A host that starts simulated engines with one configuration.
 pub(crate) struct SimHost {
     config: SimConfig,
 }

@@ -62,7 +62,7 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<(), CliError> {
     for (name, source) in sources {
         let first = runs.len();
         for fleet in args.fleets() {
-            runs.push(simulate(args, &name, fleet, source.clone()).map_err(usage)?);
+            runs.push(simulate(args, &name, fleet, source.clone()).map_err(to_usage_error)?);
         }
         if let Some(compared) = side_by_side::table(&runs[first..]).filter(|_| !args.json) {
             line!("{name}, side by side\n\n{compared}");
@@ -83,8 +83,8 @@ fn unwritable(path: &Path) -> impl Fn(io::Error) -> CliError + '_ {
     |source| CliError::File { path: path.to_owned(), source }
 }
 
-/// Converts an error, whose cause is in the flags or in the trace file.
-fn usage(error: SimulateError) -> CliError {
+/// Converts an error of the flags or of the trace file.
+fn to_usage_error(error: SimulateError) -> CliError {
     CliError::Usage(error.to_string())
 }
 
@@ -118,14 +118,14 @@ fn simulate(
         (Some(trace), Some(rate)) => Arrivals::Traced(rate * trace.seconds / trace.requests as f64),
     };
     let reports = scenario.run_all(&args.policy.0, arrivals, usize::from(args.threads))?;
-    let speed = rate
+    let rate_text = rate
         .map_or_else(|| "at the trace's times".to_owned(), |rate| format!("{rate:.1} a second"));
     let load_text = load.zip(saturation).map_or_else(String::new, |(load, saturation)| {
         format!(" = {load} of the saturation of {}, {saturation:.1}", args.saturation_of)
     });
-    let fleet = format!("{workers} workers{}", frontends(args));
+    let fleet = format!("{workers} workers{}", describe_frontends(args));
     let about = format!(
-        "{name}: {fleet}, {requests} requests, {} of them warm-up, {speed}{load_text}",
+        "{name}: {fleet}, {requests} requests, {} of them warm-up, {rate_text}{load_text}",
         scenario.warm_up
     );
     if args.json {
@@ -144,7 +144,7 @@ fn largest_fleet(args: &SimulateArgs) -> u64 {
 }
 
 /// Describes the frontends, if there are several.
-fn frontends(args: &SimulateArgs) -> String {
+fn describe_frontends(args: &SimulateArgs) -> String {
     match (args.frontends, announce_ms(args)) {
         (0 | 1, _) => String::new(),
         (frontends, None) => {

@@ -44,6 +44,6 @@ pub(crate) fn path(given: Option<&Path>) -> Result<PathBuf, CliError> {
 /// Returns the user's state folder by the XDG base directory specification.
 fn user_path() -> Option<PathBuf> {
     let folder = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    let states = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
-    Some(states.join("chiasm"))
+    let base = folder("XDG_STATE_HOME").or_else(|| Some(folder("HOME")?.join(".local/state")))?;
+    Some(base.join("chiasm"))
 }

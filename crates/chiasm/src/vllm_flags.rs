@@ -1,4 +1,5 @@
-//! The vLLM flags after `--` that change image tensors, or how conversations become prompts.
+//! The vLLM flags after `--` that change tensors of images and videos, or how conversations become
+//! prompts.
 //!
 //! These are tasks of vLLM's frontend, which Chiasm replaces: it applies the flags or refuses to
 //! start. They are parsed as vLLM 0.32 parses them (`FlexibleArgumentParser` in
@@ -7,7 +8,7 @@
 
 use std::path::Path;
 
-use chiasm_vision::AcceptedMedia;
+use chiasm_vision::{AcceptedMedia, PruningMethod, VideoPruning};
 use serde_json::{Map, Value, json};
 
 use crate::error::CliError;
@@ -15,12 +16,18 @@ use crate::error::CliError;
 /// Settings of the image processor for all requests.
 pub(crate) const PROCESSOR_KWARGS: &str = "--mm-processor-kwargs";
 /// The maximum number of media items of each kind in a prompt. Only a limit of 0 matters here.
-const LIMIT: &str = "--limit-mm-per-prompt";
+const LIMIT_PER_PROMPT: &str = "--limit-mm-per-prompt";
+/// The limit of each kind without the flag (`config/multimodal.py`).
+const DEFAULT_MAX_ITEMS: usize = 999;
 /// Limits all kinds of media to 0.
 const LANGUAGE_ONLY: &str = "--language-model-only";
 const NOT_LANGUAGE_ONLY: &str = "--no-language-model-only";
 /// Settings of the decoders of media.
 const MEDIA_IO_KWARGS: &str = "--media-io-kwargs";
+/// The part of a video's tokens that engines drop.
+const VIDEO_PRUNING_RATE: &str = "--video-pruning-rate";
+/// The algorithm that drops them.
+const VIDEO_PRUNING_METHOD: &str = "--video-pruning-method";
 /// Lets the engine normalise pixels.
 const NORMALIZE: &str = "--mm-device-do-normalize";
 const NO_NORMALIZE: &str = "--no-mm-device-do-normalize";
@@ -38,7 +45,7 @@ const LOAD_FORMAT: &str = "--load-format";
 /// The revision of a model on the hub.
 const REVISION: &str = "--revision";
 /// Settings of LoRA adapters, which the module `lora` applies.
-const LORA: [&str; 5] = [
+const LORA_FLAGS: [&str; 5] = [
     "--max-loras",
     "--max-cpu-loras",
     "--max-lora-rank",
@@ -48,13 +55,30 @@ const LORA: [&str; 5] = [
 /// A YAML file of further flags.
 const CONFIG: &str = "--config";
 
+/// The short flags that engines take, with their long names (`engine/arg_utils.py`, vLLM 0.33).
+/// Chiasm refuses the others, such as `-dp`.
+const SHORT_FLAGS: [(&str, &str); 10] = [
+    ("-ac", "--attention-config"),
+    ("-cc", "--compilation-config"),
+    ("-dc", "--diffusion-config"),
+    ("-dcp", "--decode-context-parallel-size"),
+    ("-ep", "--enable-expert-parallel"),
+    ("-pcp", "--prefill-context-parallel-size"),
+    ("-pp", "--pipeline-parallel-size"),
+    ("-q", "--quantization"),
+    ("-sc", "--speculative-config"),
+    ("-tp", "--tensor-parallel-size"),
+];
+
 /// The flags that Chiasm applies itself, even if it launches no engine.
-const APPLIED_BY_CHIASM: [&str; 14] = [
+const APPLIED_BY_CHIASM: [&str; 16] = [
     PROCESSOR_KWARGS,
-    LIMIT,
+    LIMIT_PER_PROMPT,
     LANGUAGE_ONLY,
     NOT_LANGUAGE_ONLY,
     MEDIA_IO_KWARGS,
+    VIDEO_PRUNING_RATE,
+    VIDEO_PRUNING_METHOD,
     NORMALIZE,
     NO_NORMALIZE,
     MODEL_IMPL,
@@ -81,10 +105,14 @@ pub(crate) struct VllmFlags {
     /// Empty if the flag is not given.
     limits: Map<String, Value>,
     language_only: bool,
+    /// `video` in `--media-io-kwargs`; empty if it is not given.
+    pub(crate) video_io_kwargs: Map<String, Value>,
+    /// The part of a video's tokens that engines drop.
+    pub(crate) video_pruning: Option<VideoPruning>,
     /// Lets the engine normalise pixels, for models that support it.
     pub(crate) normalize: bool,
-    /// `true` if code other than vLLM's own class runs the model, which then takes other tensors:
-    /// `--model-impl transformers`.
+    /// `true` if the model runs on code other than vLLM's own class (`--model-impl transformers`),
+    /// which takes other tensors.
     pub(crate) foreign_model: bool,
     /// `auto` unless the flag is given.
     pub(crate) config_format: String,
@@ -99,7 +127,7 @@ pub(crate) struct VllmFlags {
 }
 
 impl VllmFlags {
-    /// Parses the flags. Refuses a file for vLLM's `--config` that has any of them.
+    /// Parses the flags. Refuses a file for vLLM's `--config` with one that Chiasm has to know.
     ///
     /// # Errors
     /// [`CliError::Usage`] names a flag with a missing, wrong, repeated or unsupported value;
@@ -107,8 +135,10 @@ impl VllmFlags {
     pub(crate) fn parse(args: &[String]) -> Result<Self, CliError> {
         let mut processor = JsonFlag::new(PROCESSOR_KWARGS);
         let mut media = JsonFlag::new(MEDIA_IO_KWARGS);
-        let mut limit = JsonFlag::new(LIMIT);
+        let mut limit = JsonFlag::new(LIMIT_PER_PROMPT);
         let mut flags = Self::default();
+        let mut pruning_rate = 0.0;
+        let mut pruning_method = PruningMethod::Evs;
         let mut args = args.iter();
         while let Some(arg) = args.next() {
             let Some(flag) = FlagArg::parse(arg) else { continue };
@@ -138,12 +168,36 @@ impl VllmFlags {
                 flags.has_revision = true;
             } else if flag.matches(TRUST_REMOTE_CODE) || flag.matches(NO_TRUST_REMOTE_CODE) {
                 flags.trust_remote_code = flag.matches(TRUST_REMOTE_CODE);
+            } else if flag.matches(VIDEO_PRUNING_RATE) {
+                pruning_rate = parse_pruning_rate(value()?)?;
+            } else if flag.matches(VIDEO_PRUNING_METHOD) {
+                pruning_method = parse_pruning_method(value()?)?;
             } else if flag.matches(NORMALIZE) || flag.matches(NO_NORMALIZE) {
                 flags.normalize = flag.matches(NORMALIZE);
             }
         }
         check_media_io(&media.object)?;
-        Ok(Self { processor_kwargs: processor.object, limits: limit.object, ..flags })
+        Ok(Self {
+            processor_kwargs: processor.object,
+            limits: limit.object,
+            video_io_kwargs: video_io_kwargs(media.object)?,
+            video_pruning: (pruning_rate > 0.0)
+                .then_some(VideoPruning { method: pruning_method, rate: pruning_rate }),
+            ..flags
+        })
+    }
+
+    /// Returns the maximum number of videos in a prompt.
+    pub(crate) fn max_videos(&self) -> usize {
+        if self.language_only {
+            return 0;
+        }
+        let limit = self.limits.get("video").map(|limit| limit.get("count").unwrap_or(limit));
+        match limit {
+            None => DEFAULT_MAX_ITEMS,
+            // vLLM's processor reports an invalid limit.
+            Some(limit) => limit.as_u64().and_then(|limit| limit.try_into().ok()).unwrap_or(0),
+        }
     }
 
     /// Returns the kinds of media that the flags let engines accept.
@@ -161,6 +215,8 @@ impl Default for VllmFlags {
             processor_kwargs: Map::new(),
             limits: Map::new(),
             language_only: false,
+            video_io_kwargs: Map::new(),
+            video_pruning: None,
             normalize: true,
             foreign_model: false,
             config_format: "auto".to_owned(),
@@ -183,12 +239,21 @@ pub(crate) struct FlagArg<'a> {
 }
 
 impl<'a> FlagArg<'a> {
-    /// Parses an argument; returns `None` if it does not begin with two dashes.
+    /// Parses an argument; returns `None` for a value. A short flag gets its long name.
     pub(crate) fn parse(arg: &'a str) -> Option<Self> {
         let (flag, value) =
             arg.split_once('=').map_or((arg, None), |(flag, value)| (flag, Some(value)));
         let (name, path) = flag.split_once('.').unwrap_or((flag, ""));
+        if let Some((_, long)) = SHORT_FLAGS.iter().find(|(short, _)| *short == name) {
+            return Some(Self { name: (*long).to_owned(), path, value });
+        }
         arg.starts_with("--").then(|| Self { name: name.replace('_', "-"), path, value })
+    }
+
+    /// Returns the key of the flag in a configuration file.
+    pub(crate) fn key(&self) -> String {
+        let name = self.name.trim_start_matches('-');
+        if self.path.is_empty() { name.to_owned() } else { format!("{name}.{}", self.path) }
     }
 
     /// Returns `true` if the argument is `flag` or an abbreviation of it.
@@ -250,6 +315,38 @@ fn insert(object: &mut Map<String, Value>, path: &str, value: Value) -> bool {
     inner.as_object_mut().is_some_and(|inner| insert(inner, rest, value))
 }
 
+/// Parses a rate as vLLM does, where `None` means that nothing is dropped.
+fn parse_pruning_rate(text: &str) -> Result<f64, CliError> {
+    if ["", "None"].contains(&text) {
+        return Ok(0.0);
+    }
+    // vLLM refuses other values, too (`config/multimodal.py`).
+    text.parse().ok().filter(|rate| (0.0..1.0).contains(rate)).ok_or_else(|| {
+        CliError::Usage(format!("{VIDEO_PRUNING_RATE} after -- must be from 0 to below 1"))
+    })
+}
+
+fn parse_pruning_method(text: &str) -> Result<PruningMethod, CliError> {
+    match text {
+        "evs" => Ok(PruningMethod::Evs),
+        "vidcom2" => Ok(PruningMethod::VidCom2),
+        _ => {
+            Err(CliError::Usage(format!("{VIDEO_PRUNING_METHOD} after -- must be evs or vidcom2")))
+        }
+    }
+}
+
+/// Returns the settings for reading videos.
+fn video_io_kwargs(mut kwargs: Map<String, Value>) -> Result<Map<String, Value>, CliError> {
+    match kwargs.remove("video") {
+        None => Ok(Map::new()),
+        Some(Value::Object(kwargs)) => Ok(kwargs),
+        Some(_) => {
+            Err(CliError::Usage(format!("{MEDIA_IO_KWARGS} after --: video must be an object")))
+        }
+    }
+}
+
 /// Accepts settings that change no image: vLLM's defaults, and settings of other media.
 fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
     let refused =
@@ -287,18 +384,26 @@ fn check_media_io(kwargs: &Map<String, Value>) -> Result<(), CliError> {
 /// Refuses a file for `--config` that seems to have one of the flags as a key. The YAML is not
 /// parsed, so a word that only looks like such a key is refused, too.
 fn check_config(path: &Path) -> Result<(), CliError> {
-    let text = std::fs::read_to_string(path).map_err(|error| CliError::file(path, error))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        CliError::Usage(format!("{CONFIG} after --: {}: {error}", path.display()))
+    })?;
     let is_word = |char: char| char.is_alphanumeric() || char == '-' || char == '_';
     for (end, _) in text.match_indices([':', '.']) {
         let key = text[..end].trim_end_matches(['"', '\'', ' ', '\t']);
         let key = key.rsplit(|char| !is_word(char)).next().unwrap_or_default();
         let name = format!("--{}", key.replace('_', "-"));
         let flags = [PROCESSOR_KWARGS, MEDIA_IO_KWARGS, NORMALIZE, NO_NORMALIZE];
-        let whole = [MODEL_IMPL, CONFIG_FORMAT, TOKENIZER_MODE]
-            .iter()
-            .chain(&LORA)
-            .copied()
-            .find(|flag| name == *flag);
+        // Their abbreviations are words that other settings have, too, such as `video`.
+        let exact = [
+            MODEL_IMPL,
+            CONFIG_FORMAT,
+            TOKENIZER_MODE,
+            TRUST_REMOTE_CODE,
+            LOAD_FORMAT,
+            VIDEO_PRUNING_RATE,
+            VIDEO_PRUNING_METHOD,
+        ];
+        let whole = exact.iter().chain(&LORA_FLAGS).copied().find(|flag| name == *flag);
         if let Some(flag) = flags.into_iter().find(|flag| is_abbreviation(&name, flag)).or(whole) {
             let path = path.display();
             return Err(CliError::Usage(format!(

@@ -29,7 +29,7 @@ pub(crate) fn native_images(args: &ServeArgs, flags: &VllmFlags) -> Result<Nativ
     let advice = if flags.foreign_model {
         Some("leave out --model-impl after --")
     } else if reads_mistral_config(flags, args) {
-        Some("give --config-format hf after --, or engines read Mistral's own files")
+        Some("give --config-format hf after --, because engines read Mistral's own files otherwise")
     } else {
         None
     };
@@ -90,16 +90,16 @@ struct ProcessorNeed {
 }
 
 impl ProcessorNeed {
-    fn of_model(model: &ServedModel, dir: &Path) -> Self {
+    fn for_model(model: &ServedModel, dir: &Path) -> Self {
         let config = std::fs::read(dir.join("config.json")).unwrap_or_default();
         let config: Map<String, Value> = serde_json::from_slice(&config).unwrap_or_default();
         let has_config = MEDIA_CONFIG_KEYS.iter().any(|key| config.contains_key(*key));
         let has_word =
             config.keys().any(|key| MEDIA_KEY_WORDS.iter().any(|word| key.contains(word)));
-        let is_foreign = model.vision.is_none();
+        let lacks_native_processor = model.vision.is_none();
         Self {
-            is_certain: is_foreign && has_config,
-            is_likely: is_foreign && (has_config || has_word),
+            is_certain: lacks_native_processor && has_config,
+            is_likely: lacks_native_processor && (has_config || has_word),
         }
     }
 }
@@ -108,7 +108,7 @@ impl ProcessorNeed {
 /// tensors that Chiasm does not.
 pub(crate) fn accepts_media(args: &ServeArgs, model: &ServedModel, has_processor: bool) -> bool {
     let is_likely = || {
-        ProcessorNeed::of_model(model, &args.model).is_likely
+        ProcessorNeed::for_model(model, &args.model).is_likely
             || args.processor.processor == ProcessorChoice::Vllm
     };
     model.vision.is_some() || (has_processor && is_likely())
@@ -127,9 +127,9 @@ pub(crate) fn options(
 ) -> Result<Option<VllmProcessorOptions>, CliError> {
     let processor_args = &args.processor;
     let choice = processor_args.processor;
-    let with_code = renders_with_code(flags, args);
+    let rendered_by_code = renders_with_code(flags, args);
     if choice == ProcessorChoice::Native {
-        if with_code {
+        if rendered_by_code {
             let message = "--processor native renders conversations with the chat template, but \
                            vLLM's code renders those of this model: \
                            give --tokenizer-mode hf after --";
@@ -137,9 +137,9 @@ pub(crate) fn options(
         }
         return Ok(None);
     }
-    let need = ProcessorNeed::of_model(model, &args.model);
-    let may_write_conversations = with_code || model.template.is_none();
-    let required = choice == ProcessorChoice::Vllm || need.is_certain || with_code;
+    let need = ProcessorNeed::for_model(model, &args.model);
+    let may_render_conversations = rendered_by_code || model.template.is_none();
+    let required = choice == ProcessorChoice::Vllm || need.is_certain || rendered_by_code;
     let python = match find_python(&args.engines.vllm) {
         Ok(python) => python,
         Err(error) if required => {
@@ -179,8 +179,8 @@ pub(crate) fn options(
         },
         other_pythons,
         required,
-        at_start: required || need.is_likely || may_write_conversations,
-        may_write_conversations,
+        at_start: required || need.is_likely || may_render_conversations,
+        may_render_conversations,
         trust_request_kwargs: processor_args.trust_request_mm_kwargs,
         concurrent_videos: processor_args.max_concurrent_videos.map_or_else(
             || default_videos(children, free_memory(), processor_args.processor_item_bytes),

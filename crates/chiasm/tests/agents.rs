@@ -138,7 +138,7 @@ async fn frontends_count_requests_of_other_frontends() {
         requests(&other).await == [0, 1]
     })
     .await;
-    // A new frontend learns of the running request, too.
+    // A new frontend also learns of the running request.
     let late = cluster.serve(&agents, &[]);
     late.wait_ready(2, TIMEOUT).await;
     wait_for("the request that ran before", TIMEOUT, async || requests(&late).await == [0, 1])

@@ -1,8 +1,8 @@
 //! Third-party clients: they find texts, usage, finish reasons and calls where they expect them.
 //! Requests that they cancel end in the engine. `cargo xtask test` provides their packages.
 //!
-//! The engines are simulated. Their answers describe the request, which shows that all of it
-//! arrived, or are fixed texts.
+//! The engines are simulated. Their answers are fixed texts, or describe the request, which shows
+//! that the whole request arrived.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -152,7 +152,7 @@ async fn cancelled_requests_end_in_the_engine() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn vllm_benchmark_runs() {
-    // The benchmark loads the tokenizer by the model's name, and requests the server's, too.
+    // The benchmark loads the tokenizer by the model's name. One run gets the name from the server.
     let model = demo_model().display().to_string();
     let server = Server::start(&[&model, "--sim", "1", "--sim-speedup", "1000"]);
     server.wait_ready(1, TIMEOUT).await;

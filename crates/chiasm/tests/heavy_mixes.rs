@@ -319,7 +319,7 @@ async fn light_client_keeps_its_latency_beside_heavy_ones() {
     println!("| beside | light | p50 | p99 | heavy requests |\n|---|---|---|---|---|");
     let mut slow = Vec::new();
     for workload in WORKLOADS {
-        // Measured right before, as the machine's other load changes.
+        // Measured immediately before the workload, because the machine's other load changes.
         let alone = [text_latencies().await, image_latencies().await];
         let heavy = HeavyClients::start(workload, &server);
         // After the first answer, every heavy client has a request in flight.

@@ -184,8 +184,8 @@ async fn events_without_replay_reset_the_index() {
 
 #[tokio::test]
 async fn wrong_approximate_prediction_is_counted() {
-    // With 64 blocks, each prompt evicts the one before, which the router still predicts for a
-    // while.
+    // With 64 blocks, each prompt evicts the previous prompt. The router predicts for a while that
+    // the previous prompt is still cached.
     let small = [
         "--sim-blocks",
         "64",

@@ -239,7 +239,7 @@ async fn too_many_parts_are_refused_before_opening_any() {
     let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
     let answer = server.chat(&image_request("What are these?", &urls)).await;
     assert_eq!(answer.refused(413), "messages[0].content[65].image_url");
-    // As many empty, invalid and text parts.
+    // The same number of empty, invalid and text parts.
     let body = |part: Value| {
         let content = vec![part; 10_000];
         json!({"model": "m", "messages": [{"role": "user", "content": content}]})

@@ -84,7 +84,7 @@ async fn expanding_json_is_refused_before_it_is_built() {
         let content = format!(r#""messages":[{{"role":"user","content":{}}}]"#, half(part));
         assert_eq!(chat(content).await.refused(413), format!("messages[0].content[{PARTS}]"));
     }
-    // Exactly at the limits.
+    // Requests exactly at the limits succeed.
     let message = list_of(r#"{"role":"user","content":["x"]}"#, MESSAGES as usize);
     assert_eq!(chat(format!(r#""max_tokens":1,"messages":{message}"#)).await.status, 200);
     let kwargs = list_of("[]", VALUES as usize - 10);

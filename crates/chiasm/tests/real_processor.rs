@@ -123,6 +123,61 @@ async fn native_images_match_vllm_processor() {
     }
 }
 
+/// The number of videos that were planned, by a server's metrics.
+async fn planned_videos(server: &Server) -> f64 {
+    server.metric("chiasm_videos_planned_total").await
+}
+
+/// For each family, videos that are planned from their containers and decoded from cuts give the
+/// same tokens as those of vLLM's processor, and tensors with the same digest. An engine that holds
+/// a video gets it by name.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn planned_videos_match_vllm_processor() {
+    const CLIPS: [&str; 9] = [
+        "h264.mp4",
+        "h264_edit.mp4",
+        "h264_rotated_90.mp4",
+        "h264_vfr.mp4",
+        "h264_fragments.mp4",
+        "h264_open_gop.mp4",
+        "hevc.mkv",
+        "hevc_open_gop.mp4",
+        "vp9.webm",
+    ];
+    let is_planned = variable("CHIASM_TEST_VLLM_VERSION").starts_with("0.32.");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../chiasm-video/tests/clips");
+    for model in ["qwen2vl", "qwen25vl", "qwen3vl"] {
+        let (native, helped) =
+            tokio::join!(serve(model, &[]), serve(model, &["--processor", "vllm"]));
+        let clips = CLIPS.map(|name| std::fs::read(folder.join(name)).expect("a clip"));
+        let mut prompts: Vec<Vec<Value>> =
+            clips.iter().map(|clip| vec![part("video", clip)]).collect();
+        prompts.push(vec![
+            part("video", &clips[0]),
+            part("image", DAWN.jpeg),
+            part("video", &clips[3]),
+        ]);
+        for (number, parts) in prompts.iter().enumerate() {
+            let request = request(parts);
+            let (ours, theirs) = tokio::join!(native.chat(&request), helped.chat(&request));
+            assert_eq!(description(&ours), description(&theirs), "{model} {number}");
+            let again = native.chat(&request).await;
+            assert_eq!(description(&again), description(&theirs), "{model} {number}");
+            assert_eq!(again.header("x-chiasm-transfer"), "cached");
+            assert_eq!(again.header("x-chiasm-worker"), ours.header("x-chiasm-worker"));
+            let cached = &again.ok()["usage"]["prompt_tokens_details"]["cached_tokens"];
+            assert!(cached.as_u64() > Some(0), "{model} {number}: {cached}");
+        }
+        // Each prompt twice; the last one has two videos.
+        let expected = if is_planned { 2.0 * (CLIPS.len() as f64 + 2.0) } else { 0.0 };
+        assert_eq!(planned_videos(&native).await, expected, "{model}");
+        assert_eq!(planned_videos(&helped).await, 0.0, "{model}");
+        let fallbacks = native.metric("chiasm_videos_whole_total").await;
+        assert_eq!(fallbacks > 0.0, !is_planned, "{model}: {fallbacks}");
+    }
+}
+
 /// Creates a `vllm` command in `folder`. Its processor is that of the tested vLLM, but reports
 /// `release` as its version and finds no Landlock.
 fn create_fake_vllm(release: &str, folder: &Path) -> String {

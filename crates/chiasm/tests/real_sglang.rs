@@ -248,7 +248,7 @@ async fn two_servers_are_predicted_exactly() {
     for server in &mut servers {
         server.wait_healthy().await;
     }
-    let frontend = serve(&environment, "qwen2vl", &[&servers[0], &servers[1]]).await;
+    let frontend = serve(&environment, "qwen2vl", &[&servers[0], &servers[1]], "").await;
     let answers = scenario_run::play_all(&frontend, "m", BLOCK_SIZE, 8).await;
     for worker in workers(&frontend).await {
         assert_eq!(
@@ -282,7 +282,7 @@ async fn try_family(
 ) -> (Server, SglangServer, Vec<Answer>) {
     let mut server = environment.sglang(model, flags);
     server.wait_healthy().await;
-    let frontend = serve(environment, model, &[&server]).await;
+    let frontend = serve(environment, model, &[&server], "sglang+").await;
     let mut answers = Vec::new();
     for content in [
         json!([image(DAWN), text("describe this image")]),

@@ -113,7 +113,7 @@ async fn launched_engines_match_vllm_serve() {
     server.wait_ready(2, STARTUP_TIMEOUT).await;
     assert_answers_match(&server, &requests, &reference).await;
     let answers = scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
-    // Again with images from the engines' receiver caches, which have evicted some of them.
+    // The requests again. The engines' receiver caches still hold some of the images.
     assert_answers_match(&server, &requests, &reference).await;
     // The total does not depend on how the router broke ties, but the share of each mode does.
     let cached = transfers(&server, "cached").await;
@@ -183,7 +183,7 @@ async fn check_other_transfer_modes(environment: &Environment, answers: &[String
 
 /// Checks an attached engine, and `vllm serve` as an upstream, against `vllm serve` alone.
 async fn check_engine(environment: &Environment, model: &str, requests: &[Value], flags: &[&str]) {
-    // Both start at the same time.
+    // `vllm serve` and the engine start at the same time.
     let vllm_serve = environment.reference(model, flags);
     let (mut server, engine) = environment.attach("shm", ROOMY_ARENA_GB, model, flags);
     let reference = vllm_serve.answers(requests).await;

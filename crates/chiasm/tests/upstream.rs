@@ -283,6 +283,7 @@ async fn failing_or_silent_servers_do_not_affect_others() {
     let (_, silent) = MockServer::start("").await;
     let frontend = serve_upstreams(&[&silent], &["--first-token-timeout", "1"]).await;
     assert_eq!(frontend.chat(&body).await.status, 504);
+    frontend.wait_for_log("blocks overlap endpoint=\"chat\" status=504");
 
     let (_, truncated) = MockServer::start(TRUNCATED).await;
     let frontend = serve_upstreams(&[&truncated], &[]).await;

@@ -8,8 +8,20 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-from . import fields, messages, sandbox
-from .messages import Call, ChatCall, ItemCall, MadeItem, PromptCall, Refusal, Reply
+from . import fields, frames, messages, sandbox
+from .messages import (
+    Call,
+    ChatCall,
+    Decoded,
+    DifferentFrames,
+    Frame,
+    FramesCall,
+    ItemCall,
+    MadeItem,
+    PromptCall,
+    Refusal,
+    Reply,
+)
 from .processor import Processor
 from .updates import to_plain
 
@@ -52,7 +64,8 @@ def run(processor: Processor, connection: socket.socket, address_space: int, loc
         sandbox.lock(sandbox.library_paths() + processor.model_folders())
     send(connection, b'{"ready":%d}' % os.getpid())
     while (message := receive(connection)) is not None:
-        reply = answer(processor, messages.decode(message.content), message.file)
+        call = messages.decode(message.content)
+        reply = answer(processor, connection, call, message.file)
         send(connection, messages.encode(reply))
 
 
@@ -67,8 +80,13 @@ def retain_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, RETAINED_BYTES)
 
 
-def answer(processor: Processor, call: Call, file: int | None) -> Reply:
-    """Returns the reply to a call. Any error becomes a refusal with vLLM's message."""
+def answer(
+    processor: Processor, connection: socket.socket, call: Call, file: int | None
+) -> Reply:
+    """Returns the reply to a call. Any error becomes a refusal with vLLM's message.
+
+    Frames are sent before the reply, over the connection.
+    """
     try:
         match call:
             case ItemCall():
@@ -79,6 +97,10 @@ def answer(processor: Processor, call: Call, file: int | None) -> Reply:
                 return processor.expand_chat(
                     call.messages, call.items, call.settings, call.processor_kwargs
                 )
+            case FramesCall():
+                return _send_frames(processor, connection, call, file)
+    except frames.Mismatch as error:
+        return DifferentFrames(str(error)[:MAX_REASON_CHARS])
     except Exception as error:
         return Refusal(f"{type(error).__name__}: {error}"[:MAX_REASON_CHARS])
     finally:
@@ -87,15 +109,42 @@ def answer(processor: Processor, call: Call, file: int | None) -> Reply:
 
 
 def _make_item(processor: Processor, call: ItemCall, file: int | None) -> MadeItem:
-    if file is None:
-        raise ValueError("there is no memory with the item")
-    data = os.pread(file, call.length, 0)
-    if len(data) != call.length:
-        raise ValueError(f"there are no {call.length} bytes in the memory with the item")
+    data = _read_file(file, call.length)
     item, updates = processor.make_item(call.modality, data, call.processor_kwargs, call.io_kwargs)
     return MadeItem(
         list(fields.write(item, file, call.length)), [to_plain(update) for update in updates]
     )
+
+
+def _send_frames(
+    processor: Processor, connection: socket.socket, call: FramesCall, file: int | None
+) -> Decoded:
+    """Sends each wanted frame as soon as it is decoded and a slot is free."""
+    data = _read_file(file, call.length)
+    ring = frames.Ring(file, call)
+    for number, (position, frame) in enumerate(frames.decode(data, call, processor.limits)):
+        if number >= call.slots:
+            _wait_for_free_slot(connection)
+        offset = ring.write(number, frame)
+        send(connection, messages.encode(Frame(position, offset)))
+    return Decoded()
+
+
+def _wait_for_free_slot(connection: socket.socket) -> None:
+    message = receive(connection)
+    if message is None:
+        raise ConnectionError("the frontend has disconnected")
+    messages.decode_taken(message.content)
+
+
+def _read_file(memory: int | None, length: int) -> bytes:
+    """Returns the file at the beginning of the memory."""
+    if memory is None:
+        raise ValueError("there is no memory with the call")
+    data = os.pread(memory, length, 0)
+    if len(data) != length:
+        raise ValueError(f"there are no {length} bytes in the memory with the call")
+    return data
 
 
 def send(connection: socket.socket, message: bytes) -> None:

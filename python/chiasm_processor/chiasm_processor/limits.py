@@ -41,6 +41,10 @@ class Limits(NamedTuple):
         pixels = max((frame.width * frame.height for frame in frames), default=0)
         self._check(modality, seconds, pixels)
 
+    def check_frame_size(self, width: int, height: int) -> None:
+        """Checks the frame size of a video whose duration was checked before."""
+        self._check("video", 0, width * height)
+
     def check_loaded(self, modality: str, loaded: Any) -> None:
         """Checks a decoded file."""
         match modality, getattr(loaded, "media", loaded):

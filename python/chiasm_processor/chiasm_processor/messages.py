@@ -69,6 +69,30 @@ class ChatCall(msgspec.Struct, tag="chat", tag_field="call"):
     processor_kwargs: dict[str, Any] = {}
 
 
+class FramesCall(msgspec.Struct, tag="frames", tag_field="call"):
+    """Decodes wanted frames of a small video file.
+
+    The file is at the beginning of the memory. Behind it are ``slots`` slots of one frame each.
+    """
+
+    length: int
+    # The number of frames of the file.
+    samples: int
+    # The positions of the wanted frames, ascending.
+    positions: list[int]
+    # The size of the decoded frames.
+    width: int
+    height: int
+    slots: int
+
+
+class FrameTaken(msgspec.Struct, tag="taken", tag_field="call"):
+    """The frontend has read a frame, so its slot is free. It has no reply.
+
+    It is only sent if there is a frame left for the slot.
+    """
+
+
 class MadeItem(msgspec.Struct, tag="made", tag_field="reply", omit_defaults=True):
     """The fields of an item (``fields.py``), and the ways to write it."""
 
@@ -91,16 +115,34 @@ class ExpandedPrompt(msgspec.Struct, tag="expanded", tag_field="reply"):
     placeholders: list[Placeholder]
 
 
-class Refusal(msgspec.Struct, tag="refused", tag_field="reply"):
-    """The item or prompt is invalid, for a reason in vLLM's words."""
+class Frame(msgspec.Struct, tag="frame", tag_field="reply"):
+    """The next wanted frame is in the memory: rows of RGB."""
+
+    position: int
+    offset: int
+
+
+class Decoded(msgspec.Struct, tag="decoded", tag_field="reply"):
+    """The whole file was decoded, and all wanted frames were sent."""
+
+
+class DifferentFrames(msgspec.Struct, tag="different", tag_field="reply"):
+    """The file decodes to other frames than the call says."""
 
     reason: str
 
 
-Call = ItemCall | PromptCall | ChatCall
-Reply = MadeItem | ExpandedPrompt | Refusal
+class Refusal(msgspec.Struct, tag="refused", tag_field="reply"):
+    """The item, the prompt or the video is invalid, for a reason in vLLM's words."""
+
+    reason: str
+
+
+Call = ItemCall | PromptCall | ChatCall | FramesCall
+Reply = MadeItem | ExpandedPrompt | Decoded | DifferentFrames | Refusal
 
 _decoder = msgspec.json.Decoder(Call)
+_taken_decoder = msgspec.json.Decoder(FrameTaken)
 _encoder = msgspec.json.Encoder()
 
 
@@ -108,7 +150,11 @@ def decode(message: bytes) -> Call:
     return _decoder.decode(message)
 
 
-def encode(reply: Reply) -> bytes:
+def decode_taken(message: bytes) -> FrameTaken:
+    return _taken_decoder.decode(message)
+
+
+def encode(reply: Reply | Frame) -> bytes:
     return _encoder.encode(reply)
 
 

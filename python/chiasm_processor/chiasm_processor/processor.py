@@ -63,7 +63,7 @@ class Processor:
     """The processor of a model. It depends on these flags of ``vllm serve``."""
 
     def __init__(self, flags: Sequence[str], limits: Limits = Limits()) -> None:
-        self._limits = limits
+        self.limits = limits
         parser = EngineArgs.add_cli_args(_EngineFlagParser())
         self.config = EngineArgs.from_cli_args(parser.parse_args(list(flags))).create_model_config()
         self.conversations = ConversationRenderer(self.config)
@@ -102,14 +102,14 @@ class Processor:
 
     def load(self, modality: str, data: bytes, io_kwargs: Mapping[str, Any]) -> Any:
         """Returns the decoded content of a file."""
-        self._limits.check_file(modality, data)
+        self.limits.check_file(modality, data)
         connector = BytesConnector(data, self._merge_io_kwargs(io_kwargs))
         if modality == "video":
             video_processor = get_video_processor_cls_name(self.config)
             loaded = connector.fetch_video("", video_processor=video_processor)
         else:
             loaded = getattr(connector, f"fetch_{modality}")("")
-        self._limits.check_loaded(modality, loaded)
+        self.limits.check_loaded(modality, loaded)
         return loaded
 
     def make_item(

@@ -31,11 +31,15 @@ class VllmProcessor:
     The model's type is float32; the other types are casts of its tensors.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, engine_kwargs: dict | None = None) -> None:
+        """Loads the processor; `engine_kwargs` are `--mm-processor-kwargs`."""
         # If vLLM normalizes on the device, its processor yields bytes. Switched off here, because
         # `raw_digests` records the bytes separately.
         self.config = ModelConfig(
-            model=str(directory), dtype="float32", mm_device_do_normalize=False
+            model=str(directory),
+            dtype="float32",
+            mm_device_do_normalize=False,
+            mm_processor_kwargs=engine_kwargs,
         )
         self.processor = MULTIMODAL_REGISTRY.create_processor(self.config)
         self.info = self.processor.info

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::keyed_dir::{DirLock, KeyedDir};
 use crate::setup::Setup;
 
-/// Returns a directory in the cache whose contents depend on `inputs`. Makes it unless it is
-/// complete and `still_works`.
+/// Returns a directory in the cache whose contents depend on `inputs`. Calls `make` unless the
+/// directory is complete and `still_works` accepts it.
 pub(crate) fn cached(
     setup: &Setup,
     name: &str,

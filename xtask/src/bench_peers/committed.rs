@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::bench_peers::row::{self, Row, missing};
-use crate::bench_peers::{Bench, DoorSides, RESULTS, door, expected, judged, page};
+use crate::bench_peers::{Bench, DoorSides, RESULTS, door, expected, page, with_targets};
 
 fn file(bench: Bench, extension: &str) -> PathBuf {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -38,7 +38,7 @@ fn committed_page_matches_committed_rows() {
 fn committed_rows_have_their_targets() {
     for bench in Bench::ALL {
         let rows = rows(bench);
-        for (again, row) in judged(bench.spec(), &rows).iter().zip(&rows) {
+        for (again, row) in with_targets(bench.spec(), &rows).iter().zip(&rows) {
             assert_eq!(again.target, row.target, "{bench:?}: {row:?}");
         }
     }
@@ -59,7 +59,7 @@ fn lost_row_is_reported() {
 
 #[test]
 fn baseline_has_to_be_measured_in_all_cases() {
-    let expected = door::against_baseline(&rows(Bench::Door));
+    let expected = door::baseline_rows(&rows(Bench::Door));
     assert_eq!(expected.len(), 19);
     assert_eq!(missing(&[], &expected).len(), expected.len());
 }

@@ -11,7 +11,8 @@ use crate::keyed_dir::DirLock;
 use crate::setup::Setup;
 use crate::{child, debian, venv};
 
-/// The version of vLLM whose wheel contains `vllm-rs`. Its engines have the wire of 0.32.
+/// The version of vLLM whose wheel contains `vllm-rs`. Its engines speak the wire protocol of
+/// 0.32.
 pub(crate) const VLLM: &str = "0.33.0";
 /// The version of Dynamo that [`REQUIREMENTS`] pins.
 pub(crate) const DYNAMO: &str = "1.6.1";
@@ -135,8 +136,8 @@ fn version(list: &str, name: &str) -> Option<String> {
 /// Returns the directory of libturbojpeg for the loader's path. Its package is unpacked into the
 /// cache, which needs no root.
 ///
-/// `llm-multimodal` and `vllm-rs` load the library at run time and use a slower JPEG decoder, with
-/// other pixels, without it.
+/// `llm-multimodal` and `vllm-rs` load the library at run time. Without it, they use a slower JPEG
+/// decoder that gives other pixels.
 pub(crate) fn turbojpeg(setup: &Setup) -> Result<PathBuf, Error> {
     let dir = cached(
         setup,

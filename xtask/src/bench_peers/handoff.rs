@@ -5,7 +5,7 @@ use std::process::Command;
 
 use serde::Deserialize;
 
-use crate::bench_peers::page::{BY_METRIC, Grid, Table, decimals, distinct, missed};
+use crate::bench_peers::page::{BY_METRIC, Grid, Table, decimals, distinct, missed, part_if};
 use crate::bench_peers::programs;
 use crate::bench_peers::row::Target::{AtLeast, AtMost};
 use crate::bench_peers::row::{self, OURS, RUN, Row, Target};
@@ -17,9 +17,9 @@ use crate::vllm_env;
 const SCRIPTS: &str = "bench/handoff";
 const PLUGIN: &str = "python/chiasm_vllm";
 
-/// A copy within one process, and to buffers that are used in rotation, as slots are. These and the
-/// next three are limits and not peers.
+/// A copy within one process. This name and the next four are limits and not peers.
 const MEMCPY: &str = "memcpy";
+/// A copy to buffers that are used in rotation, as slots are.
 const MEMCPY_IN_TURN: &str = "memcpy, in turn";
 /// A fixed limit, which is not measured.
 const LIMIT: &str = "limit";
@@ -28,10 +28,11 @@ const TEXT: &str = "the same prompt without an image";
 /// The reference for [`FIRST_USE`].
 const LATER_USE: &str = "a slot used before";
 
-/// The whole transfer in a slot of shared memory, and its parts until the slot is written and after
-/// that.
+/// The whole transfer through a slot of shared memory.
 const SHM: &str = "shm view";
+/// The part of [`SHM`] until the slot is written.
 const WRITE: &str = "shm view, write";
+/// The part of [`SHM`] after that.
 const SEND: &str = "shm view, send";
 /// Taking and writing a slot whose memory has not been used before.
 const FIRST_USE: &str = "write, first use";
@@ -39,6 +40,9 @@ const FIRST_USE: &str = "write, first use";
 const CACHED: &str = "cached";
 /// The transfer of an image inside the message.
 const INLINE: &str = "inline";
+
+/// Hashing an image's file to its identity.
+const HASH: &str = "hash";
 
 /// The maximum milliseconds of a request whose image is in the engine's cache.
 const CACHED_LIMIT_MS: f64 = 0.2;
@@ -61,7 +65,12 @@ pub(crate) const SPEC: Spec = Spec {
         let missed = missed(rows, "The parts of the times whose target was missed:", |row| {
             profile(rows, row)
         });
-        vec![("missed", missed), ("ways", ways(rows)), ("first_use", first_use(rows))]
+        vec![
+            ("missed", missed),
+            ("ways", ways(rows)),
+            ("first_use", first_use(rows)),
+            ("hashes", hashes(rows)),
+        ]
     },
 };
 
@@ -100,10 +109,11 @@ struct Measurement {
 }
 
 /// Runs the example `handoff`.
-fn measure(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, Error> {
+fn measure(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
     let root = &setup.workspace.root;
     let env = vllm_env::ensure(setup)?;
-    let mut measure = Command::new(programs::example(setup, "chiasm-engine", "handoff")?);
+    let mut measure =
+        Command::new(programs::example(setup, sides.profile, "chiasm-engine", "handoff")?);
     measure.envs(vllm_env::ENGINE_VARIABLES);
     for (flag, value) in [
         ("--python", env.python()),
@@ -149,6 +159,15 @@ fn case_rows(versions: &Versions, case: &[Measurement]) -> Vec<Row> {
         })
     };
     let Versions { vllm, pyzmq, python } = versions;
+    if let Some(((ours, _), (theirs, _))) = total("hash").zip(total("hash, vLLM")) {
+        let peer = format!("vLLM {vllm}");
+        return vec![Row {
+            ours: Some(1e3 * ours),
+            peer: Some(1e3 * theirs),
+            ratio: Some(theirs / ours),
+            ..Row::new(&case[0].case, HASH, "µs", &peer)
+        }];
+    }
     let aux = format!("aux frames (vLLM {vllm}, pyzmq {pyzmq})");
     let pickle = format!("pickle + SharedMemory, as Dynamo 1.5.1 (Python {python})");
     let msgpack = format!("msgpack + SharedMemory, as Dynamo 1.6.1 (vLLM {vllm}, Python {python})");
@@ -203,7 +222,8 @@ fn profile(rows: &[Row], Row { case, metric, peer_name, .. }: &Row) -> String {
 
 /// Returns the table of all ways of transfer with a column per image.
 fn ways(rows: &[Row]) -> String {
-    let mut grid = Grid::new(distinct(rows.iter().map(|row| &*row.case).filter(|it| *it != RUN)));
+    let images = rows.iter().filter(|row| row.case != RUN && row.metric != HASH);
+    let mut grid = Grid::new(distinct(images.map(|row| &*row.case)));
     for (metric, name) in
         [(SHM, "**shm view**"), (WRITE, WRITE), (SEND, SEND), (CACHED, CACHED), (INLINE, INLINE)]
     {
@@ -229,6 +249,21 @@ fn first_use(rows: &[Row]) -> String {
     }))
 }
 
+/// Returns the section with the table of hashing by file size, if it was measured.
+fn hashes(rows: &[Row]) -> String {
+    let text = part_if(rows, |row| row.metric == HASH, include_str!("templates/handoff_hashes.md"));
+    if text.is_empty() {
+        return text;
+    }
+    let rows = rows.iter().filter(|row| row.metric == HASH);
+    let table =
+        Table::new("file | chiasm, µs | against | theirs, µs | ratio").rows(rows.map(|row| {
+            let [ours, theirs] = [row.ours, row.peer].map(|time| decimals(time, 1, ""));
+            format!("{} | {ours} | {} | {theirs} | {}", row.case, row.peer_name, number(row.ratio))
+        }));
+    format!("\n{text}\n\n{table}")
+}
+
 fn number(number: Option<f64>) -> String {
     decimals(number, 2, "")
 }
@@ -237,8 +272,8 @@ fn number(number: Option<f64>) -> String {
 mod tests {
     use super::*;
 
-    /// Returns the rows of a run in which shared memory takes 1.3 copies. It is ten times faster
-    /// than one kind of segment and just under five times faster than the other.
+    /// Returns the rows of a run in which shared memory takes as long as 1.3 copies. It is ten
+    /// times faster than one kind of segment and just under five times faster than the other.
     fn rows() -> Vec<Row> {
         let [vllm, pyzmq, python] = ["0.32.0", "27.3.0", "3.11.7"].map(str::to_owned);
         let way = |(way, ms, write): (&str, f64, &[f64])| Measurement {
@@ -261,8 +296,8 @@ mod tests {
             ("first use", 8.4, &[]),
         ];
         let rows = case_rows(&Versions { vllm, pyzmq, python }, &measurements.map(way));
-        let judged = |row: Row| row.clone().judged("handoff", target(&row, &[]));
-        rows.into_iter().map(judged).collect()
+        let with_target = |row: Row| row.clone().with_target("handoff", target(&row, &[]));
+        rows.into_iter().map(with_target).collect()
     }
 
     fn find(metric: &str, peer: &str) -> Row {
@@ -285,6 +320,23 @@ mod tests {
         assert_eq!((cached.peer, cached.ratio, cached.ok), (Some(0.2), Some(5.5), Some(false)));
         assert_eq!(find(INLINE, "aux").ratio, Some(0.5));
         assert_eq!(find(FIRST_USE, LATER_USE).ratio, Some(4.0));
+    }
+
+    #[test]
+    fn hashes_are_compared_in_microseconds() {
+        let [vllm, pyzmq, python] = ["0.32.0", "27.3.0", "3.11.7"].map(str::to_owned);
+        let way = |(way, ms): (&str, f64)| Measurement {
+            case: "1 MB".to_owned(),
+            way: way.to_owned(),
+            ms: vec![ms],
+            write_ms: Vec::new(),
+            equal: true,
+        };
+        let measurements = [("hash", 0.25), ("hash, vLLM", 0.5)].map(way);
+        let rows = case_rows(&Versions { vllm, pyzmq, python }, &measurements);
+        assert_eq!((rows.len(), rows[0].ours, rows[0].ratio), (1, Some(250.0), Some(2.0)));
+        assert!(hashes(&rows).ends_with("| 1 MB | 250.0 | vLLM 0.32.0 | 500.0 | 2.00 |"));
+        assert!(!ways(&rows).contains("1 MB"));
     }
 
     #[test]

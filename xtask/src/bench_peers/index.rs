@@ -18,7 +18,7 @@ const HELD_BLOCKS: &str = "held";
 const ONE_THREAD: &str = "one-thread";
 
 /// The metrics with a minimum ratio to the best peer. Decoded events have none: every side has to
-/// fetch them from memory, which leaves less than the target to gain.
+/// fetch them from memory, which takes too much of the time for such a ratio.
 const BEST_PEER: [(&str, f64); 6] = [
     ("events, from frames", 3.0),
     ("events, from frames, 2 threads", 3.0),
@@ -27,8 +27,8 @@ const BEST_PEER: [(&str, f64); 6] = [
     (LOOKUPS_FROM_TOKENS, 3.0),
     (MEMORY, 2.0),
 ];
-/// The minimum of other rates of ours as a part of a reference, by the name of the reference:
-/// events with the same hashes, perfect scaling, and lookups without events.
+/// The minimum ratio of our rates to references of our own, by the reference's name: events with
+/// the same hashes, perfect scaling, and lookups without events.
 const OWN_REFERENCES: [(&str, f64); 3] = [("plain", 0.5), (ONE_THREAD, 0.85), ("no-events", 0.85)];
 
 pub(crate) const SPEC: Spec = Spec {
@@ -37,7 +37,7 @@ pub(crate) const SPEC: Spec = Spec {
     has_short_run: false,
     measure: runs::index,
     target,
-    // There are as many threads as the machine has cores.
+    // The numbers of threads, and so the rows, depend on the machine's number of cores.
     is_optional: |row, _| row.peer_name == ONE_THREAD,
     template: include_str!("templates/index.md"),
     columns: Columns {

@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write};
 
-use crate::bench_peers::row::{BASELINE, LENGTHS, LOAD, OURS, RUN, Row, Target};
+use crate::bench_peers::row::{BASELINE, LENGTHS, LOAD, OURS, PROFILE, RUN, Row, Target};
 use crate::bench_peers::spec::{Columns, Spec};
 use crate::error::Error;
 
-/// The columns for rows that are told apart by case, metric and peer.
+/// The columns of a page whose rows are identified by case, metric and peer.
 pub(crate) const BY_METRIC: Columns = Columns {
     heads: "case | metric | against | ours | theirs",
     cells: |row| format!("{} | {} | {}", row.case, row.metric, row.peer_name),
@@ -22,6 +22,7 @@ pub(crate) fn write(spec: &Spec, rows: &[Row]) -> Result<String, Error> {
     let common = [
         ("rounds", run_value(rows, "rounds")),
         ("load", load(rows)),
+        ("profile", profile(rows)),
         ("targets", targets(spec, rows)),
         ("prompts", prompts(rows)),
         ("baseline", baseline(rows)),
@@ -57,6 +58,12 @@ fn fill(
         Some(name) => Err(Error::UnusedValue { name: (*name).to_owned() }),
         None => Ok(page),
     }
+}
+
+/// Returns a part of a page, on lines of its own, if a row has what it describes.
+pub(crate) fn part_if(rows: &[Row], is_described: impl Fn(&Row) -> bool, part: &str) -> String {
+    let part = part.trim_end();
+    if rows.iter().any(is_described) { format!("\n{part}") } else { String::new() }
 }
 
 /// A Markdown table without a line break after its last row.
@@ -97,7 +104,7 @@ impl Grid {
         }
     }
 
-    /// Sets a cell that has no text yet. Adds the line and the column if they are new.
+    /// Sets the text of a cell, unless it has one. Adds the line and the column if they are new.
     pub(crate) fn set(&mut self, line: &str, column: &str, text: String) {
         if !self.columns.iter().any(|known| known == column) {
             self.columns.push(column.to_owned());
@@ -110,8 +117,8 @@ impl Grid {
         self.lines[number].1.entry(column.to_owned()).or_insert(text);
     }
 
-    /// Returns the table. `head` has the heads of the columns in front, each after a `|`; `filler`
-    /// is the text of cells that were not set.
+    /// Returns the table. `head` has the headings of the columns in front of the grid's, each after
+    /// a `|`; `filler` is the text of cells that were not set.
     pub(crate) fn table(&self, head: &str, filler: &str) -> String {
         let head = format!("{head} | {}", self.columns.join(" | "));
         let lines = self.lines.iter().map(|(line, cells)| {
@@ -199,7 +206,7 @@ fn sides_by_case(rows: &[Row]) -> String {
     })
 }
 
-/// Returns sections with titles.
+/// Returns a section for each title, with its text.
 pub(crate) fn sections<'a>(
     titles: impl IntoIterator<Item = &'a str>,
     text: impl Fn(&str) -> String,
@@ -222,6 +229,12 @@ fn prompts(rows: &[Row]) -> String {
         let [compared, different] = [row.ours, row.peer].map(|it| decimals(it, 0, "–"));
         format!("{} | {} | {compared} | {different}", row.case, row.peer_name)
     }))
+}
+
+/// Returns the cargo profile: `release` if no row names it, as in older runs.
+fn profile(rows: &[Row]) -> String {
+    let row = rows.iter().find(|row| row.metric == PROFILE);
+    row.map_or("release", |row| &row.unit).to_owned()
 }
 
 /// Returns a sentence about the load with a space in front; empty if the rows have no load.

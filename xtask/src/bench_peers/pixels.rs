@@ -51,13 +51,13 @@ pub(crate) const SPEC: Spec = Spec {
     },
 };
 
-/// Returns the rows of cases.
+/// Returns the rows of cases, without those of the whole run.
 fn cases(rows: &[Row]) -> impl Iterator<Item = &Row> + Clone {
     rows.iter().filter(|row| row.case != RUN)
 }
 
-/// Returns the target of a row. `transformers` has none: it decodes about as fast as we do, so the
-/// floor alone is more than a quarter of its time.
+/// Returns the target of a row. `transformers` has none: it decodes about as fast as we do, so even
+/// the floor could not be four times as fast.
 fn target(row: &Row, _: &[Row]) -> Option<Target> {
     let has_limit = row.peer_name == FLOOR && row.metric == "whole" && row.case.ends_with(" u8");
     Goal::find(&GOALS, row).or(has_limit.then_some(AtMost(1.2)))
@@ -78,12 +78,12 @@ fn profile(rows: &[Row], missed: &Row) -> String {
         return "not supported yet".to_owned();
     };
     let share = 100.0 * decode / (decode + process);
-    let left = missed.peer.map(|peer| match missed.peer_name.as_str() {
+    let gain = missed.peer.map(|peer| match missed.peer_name.as_str() {
         FLOOR => format!("; the floor leaves {:.2} ms for the rest", (peer - decode).max(0.0)),
         _ => format!("; without the rest the ratio would be {:.2}", peer / decode),
     });
-    let left = left.unwrap_or_default();
-    format!("decoding takes {decode:.2} ms ({share:.0} %), the rest {process:.2} ms{left}")
+    let gain = gain.unwrap_or_default();
+    format!("decoding takes {decode:.2} ms ({share:.0} %), the rest {process:.2} ms{gain}")
 }
 
 /// Returns a section for each model and format: for each picture a line per side.
@@ -157,7 +157,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn refused_case_has_no_time_of_ours() {
+    fn unsupported_case_has_no_time_of_ours() {
         let row = |peer: &str| Row {
             peer: Some(3.0),
             ..Row::new("llama4 512x512.jpg bf16", "whole", "ms", peer)

@@ -8,7 +8,8 @@ use crate::bench_peers::spec::{Columns, Spec};
 
 /// The beginning of the name of a side that makes items and no prompts.
 const ALONE: &str = "decoding and processing alone";
-/// A router needs less than an engine, so the side without tensors is shown but has no target.
+/// The beginning of the name of a side that makes no tensors: enough for a router, not for an
+/// engine. It is shown without a target.
 const NO_TENSORS: &str = "render without tensors";
 /// The number of processes that make items.
 const HELPERS: &str = "helpers";

@@ -1,48 +1,64 @@
-//! Programs that cargo builds in the release profile, and the lines that they print.
+//! Programs that cargo builds, and the lines that they print.
 
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use crate::build_profile;
 use crate::cargo::cargo;
 use crate::child;
+use crate::dist::Profile;
 use crate::error::Error;
 use crate::setup::Setup;
 
 /// Builds `chiasm` and returns its path.
-pub(crate) fn chiasm(setup: &Setup) -> Result<PathBuf, Error> {
-    let arguments = ["--locked", "--workspace", "--bin", "chiasm"];
-    build(setup, "chiasm", "Cargo.toml", &arguments, "chiasm")
+pub(crate) fn chiasm(setup: &Setup, profile: Profile) -> Result<PathBuf, Error> {
+    let arguments = ["--locked", "--package", "chiasm", "--bin", "chiasm"];
+    build(setup, "chiasm", "Cargo.toml", profile, &arguments, "chiasm")
 }
 
 /// Builds an example and returns its path.
-pub(crate) fn example(setup: &Setup, package: &str, name: &str) -> Result<PathBuf, Error> {
+pub(crate) fn example(
+    setup: &Setup,
+    profile: Profile,
+    package: &str,
+    name: &str,
+) -> Result<PathBuf, Error> {
     let what = format!("the example `{name}` of {package}");
     let arguments = ["--locked", "--package", package, "--example", name];
-    build(setup, &what, "Cargo.toml", &arguments, &format!("examples/{name}"))
+    build(setup, &what, "Cargo.toml", profile, &arguments, &format!("examples/{name}"))
 }
 
-/// Builds a program of `bench/peers`, with the feature of the same name only, and returns its path.
+/// Builds a program of `bench/peers` in the release profile, with the feature of the same name
+/// only, and returns its path.
 pub(crate) fn measuring(setup: &Setup, name: &str) -> Result<PathBuf, Error> {
     // Without --locked: the dependencies of Chiasm's crates change with the main lock file, and
     // this workspace's lock file has to follow.
     let arguments = ["--bin", name, "--features", name];
     let what = format!("the program `{name}` of bench/peers");
-    build(setup, &what, "bench/peers/Cargo.toml", &arguments, name)
+    build(setup, &what, "bench/peers/Cargo.toml", Profile::Release, &arguments, name)
 }
 
-/// Builds in the release profile and returns the path of `program`.
+/// Builds `program` if it is out of date and returns its path.
 fn build(
     setup: &Setup,
     what: &str,
     manifest: &str,
+    profile: Profile,
     arguments: &[&str],
     program: &str,
 ) -> Result<PathBuf, Error> {
     let manifest = setup.workspace.file(manifest)?;
-    setup.output.print_line(&format!("building {what}"))?;
+    let progress = format!("building {what} in the {} profile", profile.name());
+    setup.output.print_line(&progress)?;
     let mut build = cargo(&setup.workspace);
-    build.args(["build", "--release", "--manifest-path"]).arg(&manifest).args(arguments);
+    build.args(["build", "--profile", profile.name(), "--manifest-path"]);
+    build.arg(&manifest).args(arguments);
+    let mut folder = PathBuf::from(profile.name());
+    if let Some(data) = profile_data(setup, profile)? {
+        folder =
+            Path::new(&build_profile::use_data(&setup.workspace, &mut build, &data)?).join(folder);
+    }
     child::run(&mut build, &format!("cargo build of {what}"), &setup.output, &setup.cancel)?;
     let mut locate = cargo(&setup.workspace);
     locate.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]).arg(&manifest);
@@ -52,7 +68,12 @@ fn build(
         .map_err(|source| Error::Json { what: what.to_owned(), source })?;
     let target = metadata.get("target_directory").and_then(serde_json::Value::as_str);
     let unreadable = || Error::Unreadable { what: what.to_owned(), printed: String::new() };
-    Ok(PathBuf::from(target.ok_or_else(unreadable)?).join("release").join(program))
+    Ok(PathBuf::from(target.ok_or_else(unreadable)?).join(folder).join(program))
+}
+
+/// Returns the profile data with which programs of this profile are built; `None` if there is none.
+pub(crate) fn profile_data(setup: &Setup, profile: Profile) -> Result<Option<PathBuf>, Error> {
+    if profile == Profile::Dist { build_profile::find(&setup.workspace) } else { Ok(None) }
 }
 
 /// Runs `command` to its end and returns the lines of its standard output. Its standard error goes

@@ -16,6 +16,8 @@ pub(crate) const RUN: &str = "all";
 /// The metric of the load before a run. In its row, `ours` is the average number of running or
 /// runnable processes over a minute, and `peer` the number of cores.
 pub(crate) const LOAD: &str = "load before";
+/// The metric of the cargo profile, whose name is in the row's `unit`.
+pub(crate) const PROFILE: &str = "profile";
 /// The metric of prompt lengths. In its row, `ours` is the number of compared prompts and `peer`
 /// the number of prompts whose lengths differ.
 pub(crate) const LENGTHS: &str = "prompts of another length";
@@ -52,7 +54,7 @@ pub(crate) enum Target {
     AtMost(f64),
 }
 
-/// A target and its rows: the beginnings of the names of case and peer, and the metric.
+/// A target and the rows that it applies to, given by the metric and by prefixes of case and peer.
 pub(crate) struct Goal {
     pub(crate) case: &'static str,
     pub(crate) metric: &'static str,
@@ -88,7 +90,7 @@ impl Row {
     }
 
     /// Rounds the numbers and sets `bench`, `target` and `ok`. Unequal outputs reach no target.
-    pub(crate) fn judged(self, bench: &str, target: Option<Target>) -> Self {
+    pub(crate) fn with_target(self, bench: &str, target: Option<Target>) -> Self {
         let is_reached = |target| match target {
             Target::AtLeast(target) => self.ratio.is_some_and(|ratio| ratio >= target),
             Target::AtMost(target) => self.ratio.is_some_and(|ratio| ratio <= target),
@@ -176,15 +178,16 @@ mod tests {
     fn target_needs_ratio_with_equal_outputs() {
         let ok = |ratio, equal, target| {
             let row = Row { ratio: Some(ratio), equal, ..row("c", "p", Some(1.0)) };
-            row.judged("b", Some(target)).ok
+            row.with_target("b", Some(target)).ok
         };
         assert_eq!(ok(2.0, None, Target::AtLeast(2.0)), Some(true));
         assert_eq!(ok(1.9, Some(true), Target::AtLeast(2.0)), Some(false));
         assert_eq!(ok(2.0, Some(true), Target::AtMost(2.0)), Some(true));
         assert_eq!(ok(2.1, None, Target::AtMost(2.0)), Some(false));
         assert_eq!(ok(3.0, Some(false), Target::AtLeast(2.0)), Some(false));
-        assert_eq!(row("c", "p", None).judged("b", Some(Target::AtLeast(2.0))).ok, Some(false));
-        assert_eq!(row("c", "p", None).judged("b", None).ok, None);
+        let ok = |target| row("c", "p", None).with_target("b", target).ok;
+        assert_eq!(ok(Some(Target::AtLeast(2.0))), Some(false));
+        assert_eq!(ok(None), None);
     }
 
     #[test]
@@ -200,7 +203,8 @@ mod tests {
 
     #[test]
     fn rows_are_written_as_json_with_ordered_keys() {
-        let row = row("c", "p 1.0", Some(1.000_46)).judged("pixels", Some(Target::AtLeast(2.5)));
+        let row = row("c", "p 1.0", Some(1.000_46));
+        let row = row.with_target("pixels", Some(Target::AtLeast(2.5)));
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("rows.json");
         write(&path, &[row.clone(), row.clone()]).unwrap();

@@ -1,6 +1,6 @@
 //! The runs of measuring programs: their inputs and flags.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::bench_peers::row::{self, Row};
@@ -64,7 +64,7 @@ pub(crate) fn index(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, E
     run(measure, "the program index", vec![("--rounds", rounds.to_string().into())])
 }
 
-pub(crate) fn processor(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, Error> {
+pub(crate) fn processor(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
     let script = setup.workspace.file(MEASURE_PROCESSOR)?;
     let env = vllm_env::ensure(setup)?;
     let mut measure = env.python_command();
@@ -75,9 +75,9 @@ pub(crate) fn processor(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row
     }
     let flags = vec![
         ("--rounds", rounds.to_string().into()),
-        ("--chiasm", programs::chiasm(setup)?),
+        ("--chiasm", programs::chiasm(setup, sides.profile)?),
         ("--vllm", env.vllm()),
-        ("--item", programs::example(setup, "chiasm-processor", "item")?),
+        ("--item", programs::example(setup, sides.profile, "chiasm-processor", "item")?),
         ("--model", models::ensure(setup, &env)?.join(TINY_MODEL)),
         ("--dynamo", door_peers::DYNAMO.into()),
     ];
@@ -85,14 +85,24 @@ pub(crate) fn processor(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row
 }
 
 /// Runs a command of the program `door` with its own flags and the common ones.
-fn run_door(setup: &Setup, command: &str, rounds: u32, own: Flags) -> Result<Vec<Row>, Error> {
+fn run_door(
+    setup: &Setup,
+    command: &str,
+    rounds: u32,
+    sides: &Sides,
+    own: Flags,
+) -> Result<Vec<Row>, Error> {
     let inputs = inputs::for_door(setup)?;
     let mut flags = vec![
-        ("--chiasm", programs::chiasm(setup)?),
         ("--pictures", inputs.join("pictures")),
+        ("--burst", inputs.join("burst")),
         ("--rounds", rounds.to_string().into()),
     ];
-    if own.iter().all(|(name, _)| *name != "--model") {
+    let lacks = |flag| own.iter().all(|(name, _)| *name != flag);
+    if lacks("--chiasm") {
+        flags.push(("--chiasm", programs::chiasm(setup, sides.profile)?));
+    }
+    if lacks("--model") {
         flags.push(("--model", inputs.join("model")));
     }
     flags.extend(own);
@@ -101,12 +111,29 @@ fn run_door(setup: &Setup, command: &str, rounds: u32, own: Flags) -> Result<Vec
     run(measure, "the program door", flags)
 }
 
+/// Runs `chiasm` under the load of `door` and `stream`, without peers and rows.
+pub(crate) fn train(setup: &Setup, chiasm: &Path) -> Result<(), Error> {
+    let sides = Sides::default();
+    for (command, rounds) in [("run", 2), ("streams", 1)] {
+        let flags =
+            vec![("--chiasm", chiasm.to_owned()), ("--engines", sides.engines.to_string().into())];
+        run_door(setup, command, rounds, &sides, flags)?;
+    }
+    Ok(())
+}
+
 pub(crate) fn door(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
-    run_door(setup, "run", rounds, frontends(setup, sides)?)
+    let mut flags = frontends(setup, sides)?;
+    if sides.has_peers() {
+        let env = vllm_overlay::ensure_version(setup, &vllm_env::ensure(setup)?, door_peers::VLLM)?;
+        flags.push(("--vllm-serve", env.vllm()));
+        flags.push(("--engine-variables", engine_variables().into()));
+    }
+    run_door(setup, "run", rounds, sides, flags)
 }
 
 pub(crate) fn stream(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
-    run_door(setup, "streams", rounds, frontends(setup, sides)?)
+    run_door(setup, "streams", rounds, sides, frontends(setup, sides)?)
 }
 
 /// Returns the flags for the frontends to measure.
@@ -134,17 +161,17 @@ fn dynamo(setup: &Setup) -> Result<Flags, Error> {
     Ok(vec![("--python", python), ("--dynamo", door_peers::DYNAMO.into())])
 }
 
-pub(crate) fn machines(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, Error> {
+pub(crate) fn machines(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
     let mut flags = dynamo(setup)?;
     flags.push(("--etcd", etcd::ensure(setup)?));
-    run_door(setup, "machines", rounds, flags)
+    run_door(setup, "machines", rounds, sides, flags)
 }
 
-pub(crate) fn roles(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, Error> {
-    run_door(setup, "roles", rounds, dynamo(setup)?)
+pub(crate) fn roles(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
+    run_door(setup, "roles", rounds, sides, dynamo(setup)?)
 }
 
-pub(crate) fn upstream(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, Error> {
+pub(crate) fn upstream(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
     let conversations = CONVERSATIONS[usize::from(rounds == SHORT_ROUNDS)];
     let [smg, envoy] = door_peers::routers(setup)?;
     let mut flags = dynamo(setup)?;
@@ -157,14 +184,14 @@ pub(crate) fn upstream(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>
         value.push(format!(",{version}"));
         flags.push((flag, value.into()));
     }
-    run_door(setup, "routers", rounds, flags)
+    run_door(setup, "routers", rounds, sides, flags)
 }
 
-pub(crate) fn serve(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, Error> {
+pub(crate) fn serve(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
     let base = vllm_env::ensure(setup)?;
     let env = vllm_overlay::ensure_version(setup, &base, door_peers::VLLM)?;
     let flags = vec![
-        ("--replay", programs::example(setup, "chiasm", "replay")?),
+        ("--replay", programs::example(setup, sides.profile, "chiasm", "replay")?),
         ("--vllm", env.vllm()),
         ("--python", env.python()),
         ("--vllm-rs", door_peers::ensure(setup)?.vllm_rs()),
@@ -173,7 +200,7 @@ pub(crate) fn serve(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, E
         ("--model", models::ensure(setup, &base)?.join(TINY_MODEL)),
         ("--engine-variables", engine_variables().into()),
     ];
-    run_door(setup, "serve", rounds, flags)
+    run_door(setup, "serve", rounds, sides, flags)
 }
 
 /// Returns the environment variables of engines as `NAME=VALUE`, separated by commas.

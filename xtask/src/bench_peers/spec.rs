@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::bench_peers::row::{Row, Target};
+use crate::dist::Profile;
 use crate::error::Error;
 use crate::setup::Setup;
 
@@ -41,7 +42,8 @@ pub(crate) struct Columns {
     pub(crate) outputs: &'static str,
 }
 
-/// The frontends to measure in `door` and `stream`, and the number of engines of ours.
+/// The frontends to measure in `door` and `stream`, our number of engines, and, for all benchmarks,
+/// the cargo profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Sides {
     /// A `chiasm` of another commit.
@@ -50,13 +52,15 @@ pub(crate) struct Sides {
     pub(crate) with_peers: bool,
     /// The number of simulated engines of each `chiasm`, in cases in which engines do not wait.
     pub(crate) engines: u32,
+    /// The cargo profile of `chiasm` and of examples.
+    pub(crate) profile: Profile,
 }
 
 impl Default for Sides {
     fn default() -> Self {
         // With small requests one engine is busier than our frontend, which would wait for it. Two
         // cores are enough for three engines.
-        Self { baseline: None, with_peers: false, engines: 3 }
+        Self { baseline: None, with_peers: false, engines: 3, profile: Profile::Dist }
     }
 }
 

@@ -6,7 +6,7 @@ use crate::bench_peers::row::{Goal, Row};
 use crate::bench_peers::runs;
 use crate::bench_peers::spec::{Columns, Spec};
 
-/// The kinds of upstream that Chiasm uses: the ends of names of cases, and the names of sides.
+/// The two ways in which Chiasm uses an upstream: the suffix of a case's name, and the side's name.
 const WAYS: [(&str, &str); 2] = [(", http", "chiasm, http"), (", vllm+http", "chiasm, vllm+http")];
 const CPU: &str = "CPU per request";
 /// The share of prompt tokens that upstreams found in their caches.
@@ -51,18 +51,18 @@ fn shared_images(rows: &[Row]) -> String {
     let shared = || rows.iter().filter(|row| row.case.starts_with(SHARED));
     let metrics = distinct(shared().map(|row| (&*row.metric, &*row.unit)));
     let tables = metrics.into_iter().map(|(metric, unit)| {
-        let points = |row: &Row, value: Option<f64>| {
+        let with_difference = |row: &Row, value: Option<f64>| {
             let is_smg = |it: &&Row| {
                 it.case == row.case && it.metric == CACHED && it.peer_name.starts_with(CACHE_AWARE)
             };
             let smg = shared().find(is_smg).filter(|_| metric == CACHED).and_then(|it| it.peer);
-            let points = value.zip(smg).map(|(value, smg)| format!(" ({:+.1})", value - smg));
-            number(value) + &points.unwrap_or_default()
+            let difference = value.zip(smg).map(|(value, smg)| format!(" ({:+.1})", value - smg));
+            number(value) + &difference.unwrap_or_default()
         };
         let mut grid = Grid::new([""; 0]);
         for (row, side, value) in sides(shared().filter(|row| row.metric == metric)) {
             let column = row.case.trim_start_matches(SHARED).trim_end_matches(way(row).0);
-            grid.set(side, column, points(row, value));
+            grid.set(side, column, with_difference(row, value));
         }
         format!("### {metric}, {unit}\n\n{}", grid.table("", "–"))
     });
@@ -82,7 +82,7 @@ fn cases(rows: &[Row]) -> String {
     })
 }
 
-/// Returns our kind of upstream in a row.
+/// Returns the entry of [`WAYS`] that a row belongs to; empty texts if there is none.
 fn way(row: &Row) -> (&'static str, &'static str) {
     WAYS.into_iter().find(|(way, _)| row.case.ends_with(way)).unwrap_or(("", ""))
 }

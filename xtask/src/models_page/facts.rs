@@ -52,7 +52,7 @@ pub(super) struct Architecture {
     pub(super) own_prompts: Option<Vec<String>>,
     /// `true` if items are inserted into the prompt instead of replacing their markers.
     pub(super) inserts: bool,
-    /// `true` if vLLM's code writes conversations instead of the model's chat template.
+    /// `true` if vLLM's code renders conversations, instead of the model's chat template.
     pub(super) written: bool,
     pub(super) refused: Option<Refusal>,
     /// The reason why nothing is known about the architecture.

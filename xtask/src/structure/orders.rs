@@ -72,7 +72,7 @@ pub(super) const ORDERS: &[Order] = &[
             Level::Separate(&["prepare"]),
             Level::Separate(&["opening"]),
             Level::Separate(&["pipeline"]),
-            Level::Separate(&["choice", "image"]),
+            Level::Separate(&["choice", "image", "video"]),
             Level::Separate(&[
                 "deadlines",
                 "output_parsing",
@@ -88,6 +88,7 @@ pub(super) const ORDERS: &[Order] = &[
                 "cpu",
                 "displaced",
                 "item",
+                "last_route",
                 "limits",
                 "observer",
                 "past_attempts",

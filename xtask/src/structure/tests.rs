@@ -12,9 +12,9 @@ const LEVELS: &[Level] = &[Level::Separate(&["a", "b"]), Level::Together(&["c", 
 
 const LIMITS: Limits = Limits {
     crate_lines: 8,
-    circles: 0,
-    files_per_circle: 2,
-    files_in_circles: 2,
+    cycles: 0,
+    files_per_cycle: 2,
+    files_in_cycles: 2,
     orders: &[Order { package: "made-up", levels: LEVELS }],
 };
 
@@ -29,8 +29,8 @@ fn repository(name: &str, files: &[(&str, &str)]) -> TempDir {
     root
 }
 
-/// Returns the lines of `describe` with arrows in circles.
-fn arrows_in_circles(files: &[(&str, &str)]) -> Vec<String> {
+/// Returns the lines of `describe` with arrows in cycles.
+fn arrows_in_cycles(files: &[(&str, &str)]) -> Vec<String> {
     let root = repository("some", files);
     let text = describe(root.path(), "some").unwrap();
     text.lines().filter(|line| line.contains('→')).map(|line| line.trim().to_owned()).collect()
@@ -41,14 +41,14 @@ fn problems(name: &str, files: &[(&str, &str)]) -> Vec<String> {
 }
 
 #[test]
-fn mutual_use_of_two_files_is_circle() {
+fn mutual_use_of_two_files_is_cycle() {
     let files = [
         ("lib.rs", "mod a; mod b;"),
         ("a.rs", "use crate::b::{self, B, f as g}; pub struct A(B); fn h() { g(); b::f(); }"),
         ("b.rs", "pub struct B; pub fn f() {} fn g(a: &super::a::A) {}"),
     ];
-    assert_eq!(arrows_in_circles(&files), ["a.rs → b.rs: B, f", "b.rs → a.rs: A"]);
-    assert_eq!(problems("some", &files), ["circles of files: 1, the limit is 0"]);
+    assert_eq!(arrows_in_cycles(&files), ["a.rs → b.rs: B, f", "b.rs → a.rs: A"]);
+    assert_eq!(problems("some", &files), ["cycles of files: 1, the limit is 0"]);
 }
 
 #[test]
@@ -60,7 +60,7 @@ fn reexport_is_resolved_to_its_definition() {
         ("b/inner.rs", "pub struct B(crate::a::A);"),
         ("front.rs", "pub use crate::b::B; pub use crate::a::A;"),
     ];
-    assert_eq!(arrows_in_circles(&files), ["a.rs → b/inner.rs: B", "b/inner.rs → a.rs: A"]);
+    assert_eq!(arrows_in_cycles(&files), ["a.rs → b/inner.rs: B", "b/inner.rs → a.rs: A"]);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn paths_in_macros_or_attributes_are_arrows() {
         ("a.rs", "pub const A: u8 = 0; fn f() { println!(\"{}\", [x.y, crate::b::B]); }"),
         ("b.rs", "#[error(\"{}\", crate::a::A)] pub struct B;"),
     ];
-    assert_eq!(arrows_in_circles(&files), ["a.rs → b.rs: B", "b.rs → a.rs: A"]);
+    assert_eq!(arrows_in_cycles(&files), ["a.rs → b.rs: B", "b.rs → a.rs: A"]);
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn tests_make_no_arrows() {
             #[test] fn f() { crate::a::A; }",
         ),
     ];
-    assert_eq!(arrows_in_circles(&files), [""; 0]);
+    assert_eq!(arrows_in_cycles(&files), [""; 0]);
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn code_without_test_cfg_makes_arrows() {
         ("a.rs", "use crate::b::B; pub struct A(B);"),
         ("b.rs", "pub struct B; #[cfg(not(test))] use crate::a::A;"),
     ];
-    assert_eq!(arrows_in_circles(&files).len(), 2);
+    assert_eq!(arrows_in_cycles(&files).len(), 2);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn reference_to_ancestor_is_no_arrow() {
         ("a.rs", "mod child; pub struct A(child::Child);"),
         ("a/child.rs", "use super::A; pub struct Child(A, crate::Root);"),
     ];
-    assert_eq!(arrows_in_circles(&files), [""; 0]);
+    assert_eq!(arrows_in_cycles(&files), [""; 0]);
 }
 
 #[test]
@@ -116,7 +116,7 @@ fn circular_import_is_no_arrow() {
         ("a.rs", "pub use super::b::X; use super::b::*; fn f() { X; y; }"),
         ("b.rs", "pub use super::a::X; pub use super::a::*; fn f() { X; y; }"),
     ];
-    assert_eq!(arrows_in_circles(&files), ["a.rs → b.rs: *"; 0]);
+    assert_eq!(arrows_in_cycles(&files), ["a.rs → b.rs: *"; 0]);
 }
 
 #[test]

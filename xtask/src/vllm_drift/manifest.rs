@@ -170,11 +170,11 @@ impl Change {
     }
 }
 
-/// Strips the file to which a definition has moved from a value.
-fn without_place(value: &str) -> &str {
+/// Returns a value without the file that its definition has moved to.
+fn without_file(value: &str) -> &str {
     value
         .rsplit_once(" (in ")
-        .filter(|(_, place)| place.ends_with(".py)"))
+        .filter(|(_, file)| file.ends_with(".py)"))
         .map_or(value, |(value, _)| value)
 }
 
@@ -182,7 +182,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fact = &self.fact;
         match (&self.old, &self.new) {
-            (Some(old), Some(new)) if without_place(old) == without_place(new) => {
+            (Some(old), Some(new)) if without_file(old) == without_file(new) => {
                 write!(f, "  moved   {fact} = {new}")
             }
             (Some(old), Some(new)) => {

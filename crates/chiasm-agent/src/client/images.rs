@@ -8,8 +8,8 @@ use chiasm_backend::{MediaLoad, ProcessingCost, TensorFormat};
 /// The form in which images are sent to agents that could process them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AgentMedia {
-    /// As files; but as tensors while the agent has more to do than sending those takes and a
-    /// thread here is idle.
+    /// As tensors while a thread of this process is idle and sending the tensors takes less time
+    /// than the agent needs for its queued work. Otherwise as files.
     #[default]
     Auto,
     /// As files.
@@ -182,7 +182,7 @@ mod tests {
             work(pending, now).should_send_tensors(&cost, FILE_BYTES, now)
         };
         assert!(!sends_tensors(0, cost()));
-        // A wait of 13 ms, and of 14.
+        // The wait is 13 ms, then 14 ms.
         assert!(!sends_tensors(66, cost()));
         assert!(sends_tensors(68, cost()));
         assert!(!sends_tensors(500, ProcessingCost { starts_immediately: false, ..cost() }));
@@ -198,7 +198,7 @@ mod tests {
         let sent: Vec<_> =
             (0..5).map(|_| work.should_send_tensors(&cost(), FILE_BYTES, now)).collect();
         assert_eq!(sent, [false, false, true, true, true]);
-        // Two threads have done all of it.
+        // The agent's two threads have done all the work.
         assert!(!work.should_send_tensors(&cost(), FILE_BYTES, now + ms(40)));
         // A new report of the agent replaces the estimate.
         work.load.pending = [ms(0), ms(400), ms(0)];

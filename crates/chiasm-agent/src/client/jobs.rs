@@ -116,7 +116,7 @@ impl Jobs {
         Ok(JobHandle { jobs: self.clone(), number, events })
     }
 
-    /// Ends all jobs and takes no more. Does nothing if that was done before.
+    /// Ends all jobs and takes no more. A second call does nothing.
     pub(super) fn end(&self, death: DeathReason) {
         self.running.end(death, SilentJobs::Lost);
     }

@@ -1,4 +1,4 @@
-//! Sending a media item to an agent: as its file, or as tensors made of it here.
+//! Sending a media item to an agent: as its file, or as tensors that this process makes.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use super::{connection_lost, describe};
 use crate::tensors;
 
 /// Sends an item's file. Sends its tensors instead if the item has no file or if tensors are the
-/// chosen form; tensors that are not kept are made for this.
+/// chosen form. Tensors that are not cached are made now.
 pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
     let sent = match item.source.encoded() {
         Some(encoded) => {
@@ -32,6 +32,7 @@ pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError
             let request = TensorRequest {
                 // The source knows which format engines need.
                 format: TensorFormat::Raw,
+                model_dtype: None,
                 memory: Arc::new(OwnMemory),
                 is_still_needed: Arc::new(|| true),
             };
@@ -45,8 +46,8 @@ pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError
 
 /// Sends an image's tensors in place of its file of `file_bytes` bytes, if that is the chosen form.
 ///
-/// Returns `true` if they were sent. Otherwise the file has to be sent, which is counted as a step
-/// down unless the file was the chosen form.
+/// Returns `true` if the tensors were sent. Otherwise the caller has to send the file, which is
+/// counted as a step down unless the file was the chosen form, or the only one.
 async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> bool {
     let ImageForms { choice, format, max_bytes } = shared.images;
     let is_forced = choice == AgentMedia::Tensors;
@@ -65,7 +66,7 @@ async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> b
         (_, Some(format)) => format,
     };
     let work = &shared.link.work;
-    // Without a cost, this side can't make the tensors.
+    // This process can't make the tensors of an item without a cost.
     let Some(cost) = item.source.processing_cost(format) else { return false };
     if cost.tensor_bytes > max_bytes {
         work.add_file(&cost);
@@ -78,11 +79,16 @@ async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> b
     if !is_forced && !work.should_send_tensors(&cost, file_bytes) {
         return false;
     }
-    let request =
-        TensorRequest { format, memory: Arc::new(OwnMemory), is_still_needed: Arc::new(|| true) };
+    let request = TensorRequest {
+        format,
+        // Images have no small floats.
+        model_dtype: None,
+        memory: Arc::new(OwnMemory),
+        is_still_needed: Arc::new(|| true),
+    };
     let fields = match item.source.tensors(request).await {
         Ok(fields) => fields.unwrap_or_default(),
-        // If the image is at fault, the agent reports that as for all files.
+        // If the image is at fault, the agent reports it, as for every file.
         Err(error) => {
             work.add_file(&cost);
             return step_down("tensors_not_made", &error);
@@ -102,7 +108,7 @@ async fn try_send_tensors(shared: &Shared, item: &JobItem, file_bytes: u64) -> b
     }
 }
 
-/// Returns a word for the reason that tensors did not reach an agent.
+/// Returns the cause, for metrics, of a failure to send tensors to an agent.
 fn failure_cause(status: &Status) -> &'static str {
     match status.code() {
         Code::InvalidArgument | Code::FailedPrecondition | Code::ResourceExhausted => {
@@ -112,8 +118,8 @@ fn failure_cause(status: &Status) -> &'static str {
     }
 }
 
-/// Transfers an item's tensors to the agent. It reads them from this process if both sides are
-/// configured for that; otherwise, or if that fails, they are sent.
+/// Transfers an item's tensors to the agent. The agent reads the tensors from this process's memory
+/// if both sides are configured for that. Otherwise, or if that fails, the tensors are sent.
 async fn send_tensors(shared: &Shared, hash: &MmHash, fields: &[ItemField]) -> Result<(), Status> {
     let bytes = tensors::total_bytes(fields);
     shared.observer.sent_as(SentForm::Tensors);
@@ -142,8 +148,8 @@ impl TensorMemory for OwnMemory {
     }
 }
 
-/// Converts the status of a failed transfer. An item that the agent refuses fails the job; other
-/// failures let another agent take it.
+/// Converts the status of a failed transfer. An item that the agent refuses fails the job. After
+/// another failure, another agent may take the job.
 fn to_job_error(status: &Status) -> JobError {
     match status.code() {
         Code::InvalidArgument | Code::OutOfRange => {

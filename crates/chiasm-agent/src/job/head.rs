@@ -119,14 +119,16 @@ mod tests {
         let in_memory = size_of_val(&bad_words[..]) as u64;
         let sampling = Some(proto::Sampling { bad_words, ..proto::Sampling::default() });
         assert!(head_of(&proto::Job { sampling, ..plain.clone() }).bytes > in_memory);
-        let with = |count| {
+        let with_items = |count| {
             head_of(&proto::Job {
                 media: vec![proto::MediaItem::default(); count],
                 ..plain.clone()
             })
         };
         // One entry is the number.
-        assert!(with(MAX_ENTRIES - 1).check().is_ok() && with(MAX_ENTRIES).check().is_err());
+        assert!(
+            with_items(MAX_ENTRIES - 1).check().is_ok() && with_items(MAX_ENTRIES).check().is_err()
+        );
         let cut = plain.encode_to_vec();
         assert_eq!(parse_head(&cut[..cut.len() - 1]), None);
         let claimed = u64::from(u32::MAX);

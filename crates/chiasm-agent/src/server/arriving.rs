@@ -55,10 +55,10 @@ impl LeftOutJobs {
 /// A service that counts callers' messages while they arrive, and passes them on when they are
 /// complete.
 ///
-/// A job without room is left out, and goes to another agent: no message waits for room, so that
-/// those that hold some always make progress. In other calls, each of which is about one thing, a
-/// message without room ends the call. A frontend's messages are complete within milliseconds. A
-/// message that takes much longer ends its call, which releases its room.
+/// A job without room is left out, and goes to another agent. No message waits for room, so
+/// messages that hold some always make progress. Other calls transfer one thing each: a message
+/// without room ends the call. A frontend's messages are complete within milliseconds. A message
+/// that takes much longer ends its call, which releases its room.
 #[derive(Clone)]
 pub(super) struct CountingService<S> {
     service: S,
@@ -187,7 +187,7 @@ impl http_body::Body for CountedBody {
     }
 }
 
-/// The message that is arriving, and complete ones before it.
+/// The message that is arriving, and the complete messages before it.
 struct IncomingMessage {
     prefix: [u8; PREFIX_BYTES],
     /// The number of prefix bytes that have arrived.
@@ -233,7 +233,7 @@ impl IncomingMessage {
         self.prefix_received > 0
     }
 
-    /// Drops the current message if it is not complete by now, and all later ones.
+    /// Drops the current message if it is still incomplete, and all later messages.
     fn give_up(&mut self) {
         if !self.is_begun() {
             return;
@@ -244,8 +244,8 @@ impl IncomingMessage {
         self.waker.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Adds bytes of this message and perhaps of later ones. Complete messages are not counted any
-    /// more: that is up to their reader.
+    /// Adds bytes of this message and perhaps of later messages. Complete messages are no longer
+    /// counted here: their reader counts them.
     fn add(&mut self, mut bytes: Bytes) -> Result<(), Status> {
         if self.is_left_out {
             let discarded = bytes.len().min(self.missing);

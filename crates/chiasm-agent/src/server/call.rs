@@ -266,7 +266,7 @@ impl Stream for JobCall {
                 this.handles.remove(&number);
             }
         }
-        // Checked after all requests so far.
+        // Checked after the requests, so that those received so far are handled.
         if !this.has_ended && this.calls_ended.poll_unpin(context).is_ready() {
             this.shut_down();
         }

@@ -20,8 +20,8 @@ use crate::job::{self, JobParts};
 use crate::proto::job_event::Event;
 use crate::proto::{self, EmbeddingsLeft, JobEvent, Lacking};
 
-/// The time after which a job's start is reported to its frontend if there is no output before.
-/// Older frontends wait for the report, and do not notice meanwhile if the engine hangs.
+/// The time after which a job's start is reported to its frontend even if there is no output yet.
+/// Older frontends wait for the report, and do not notice during the wait if the engine hangs.
 const STARTED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The context of the jobs of one frontend on one engine.
@@ -98,7 +98,7 @@ async fn run_to_end(
     let mut running = context.worker.backend.start(Arc::new(job)).await?;
     let mut delivered = running.delivered();
     let hand_off = start.elapsed();
-    // Sent together with the first output: a message of its own costs both sides too much.
+    // Sent together with the first output: a separate message costs both sides too much.
     let mut started = Some(Event::Started(delivered_to_message(delivered, hand_off)));
     let mut started_timeout = pin!(sleep(STARTED_TIMEOUT));
     loop {
@@ -118,7 +118,7 @@ async fn run_to_end(
             delivered = running.delivered();
             sender.send(Event::Delivered(delivered_to_message(delivered, hand_off)));
         }
-        // Sent before the output, as the frontend stops listening after the last one.
+        // Sent before the output, because the frontend stops listening after the last output.
         if let Some(left) = running.kv_transfer_params() {
             sender.send(Event::Left(left.bytes().clone()));
         }
@@ -172,7 +172,7 @@ async fn check(
         .check(&context.worker, &tokens, media, lora, cache_salt.as_deref(), request_item)
         .await;
     let CheckedJob { items: media, foreign_job } = checked.map_err(|error| to_job_error(&error))?;
-    // Such jobs make no use of cached blocks.
+    // The engine does not use cached blocks for these jobs.
     let skips_cache = sampling.skip_reading_prefix_cache || stage == Stage::Encode;
     let describe = move || {
         let job = foreign_job();
@@ -195,8 +195,8 @@ async fn check(
     Ok((job, describe))
 }
 
-/// Converts the error of a plan that failed its check. If the engine left, the client is not at
-/// fault and the job moves.
+/// Converts the error of a plan that failed its check. If the engine is gone, the client is not at
+/// fault, and the job moves to another worker.
 fn to_job_error(error: &PlanError) -> JobError {
     match error {
         PlanError::EngineGone => JobError::NotTaken(DeathReason::new(error.to_string())),
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn job_of_an_engine_lost_in_the_check_is_not_taken() {
+    fn engine_lost_during_the_check_does_not_take_the_job() {
         assert!(matches!(to_job_error(&PlanError::EngineGone), JobError::NotTaken(_)));
         let wrong_item = PlanError::Item { number: 1, error: ItemError::Order };
         assert!(matches!(to_job_error(&wrong_item), JobError::Refused { .. }));

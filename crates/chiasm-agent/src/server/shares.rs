@@ -161,7 +161,7 @@ mod tests {
                 break;
             }
         }
-        // Seven fifteenths.
+        // Each address has seven fifteenths of the budget.
         assert_eq!((pieces.len() as u64 + first.count(), second.count()), (700, 700));
     }
 

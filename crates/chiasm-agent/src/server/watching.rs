@@ -51,7 +51,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Sends events from when the engine is ready, or from now on if it is, to its end.
+    /// Sends events, from the time when the engine is ready until the engine ends.
     ///
     /// Frontends of a ready engine stay subscribed while the agent goes down, until their jobs have
     /// ended, then disconnect.

@@ -96,7 +96,7 @@ async fn abort_or_stop_affects_only_its_job() {
         begin(3),
         Request::Abort(2),
         Request::Stop(Stop { job: 3, choice: 0 }),
-        // Unknown jobs.
+        // The call has no jobs of these numbers.
         Request::Abort(4),
         Request::Stop(Stop { job: 5, choice: 9 }),
     ];
@@ -232,7 +232,7 @@ async fn job_with_too_many_fields_is_refused_alone() {
     let harness = TestHarness::new().await;
     let is_about_items =
         |field: &str, message: &str| field == "messages" && message.contains("media items");
-    // The frontend's side does not send it.
+    // A frontend does not send the job.
     let engine = harness.connect().await;
     let many = Job { embedded: vec![MmHash::new([3; 32]); job::MAX_ENTRIES], ..job(&[TokenId(1)]) };
     let refused = engine.start(Arc::new(many.clone())).await.map(drop);

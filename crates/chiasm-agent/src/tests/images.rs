@@ -148,6 +148,7 @@ impl ImageTest {
         let item = self.harness.engine.jobs().last().unwrap().media[0].clone();
         let request = TensorRequest {
             format: TensorFormat::Raw,
+            model_dtype: None,
             memory: Arc::new(OwnMemory),
             is_still_needed: Arc::new(|| true),
         };
@@ -235,7 +236,7 @@ async fn wrong_image_size_is_not_trusted() {
         panic!("taken")
     };
     assert!(message.contains("placeholder"), "{message}");
-    // Larger than any image may be.
+    // The announced size is larger than any image may be.
     let test = ImageTest::new().await;
     let job = test.job((u32::MAX, u32::MAX), tensors(&test.harness, wide, high));
     let Err(JobError::Refused { message, .. }) = test.start(AgentMedia::Tensors, &job).await else {
@@ -259,7 +260,7 @@ async fn failed_or_oversized_tensors_fall_back_to_the_file() {
     assert_eq!(test.start(AgentMedia::Tensors, &test.job(SIZE, Vec::new())).await.unwrap(), INLINE);
     assert_eq!(test.stepped_down(), [("tensors_not_made", "it is broken".to_owned())]);
     assert_eq!(test.sent(), [SentForm::Encoded]);
-    // The test agent takes a MiB.
+    // The test agent takes tensors of at most 1 MiB.
     let test = ImageTest::new().await;
     let job = test.job(SIZE, tensors(&test.harness, 700, 700));
     assert_eq!(test.start(AgentMedia::Tensors, &job).await.unwrap(), INLINE);

@@ -12,7 +12,7 @@ use std::time::Instant;
 use chiasm_backend::TensorFormat;
 use chiasm_kv::KeySecret;
 use chiasm_nixl::{Lender, Settings};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use tonic::Code;
 
 use super::tensors::{MadeTensors, with_recording};
@@ -92,6 +92,7 @@ async fn deliver(harness: &TestHarness, lending: Lending, bytes: usize) -> Arc<C
     let item = harness.engine.jobs().last().unwrap().media[0].clone();
     let request = TensorRequest {
         format: TensorFormat::Raw,
+        model_dtype: None,
         memory: Arc::new(OwnMemory),
         is_still_needed: Arc::new(|| true),
     };
@@ -242,8 +243,12 @@ impl Process {
         (Self(child), address)
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    /// Stops or kills the process, and waits for it: until then its threads may answer a request.
+    fn signal_and_wait(&self, signal: Signal) {
+        let pid = Pid::from_child(&self.0);
+        kill_process(pid, signal).unwrap();
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), options).unwrap();
     }
 }
 
@@ -273,7 +278,7 @@ async fn memory_of_a_loan_by_nixl_to_a_lost_agent_is_not_reused() {
         let link = connect(&address).await;
         let hash = || MmHash::new(rand::random());
         assert!(link.lend_tensors(&hash(), &fields).await.is_ok_and(|is_read| is_read));
-        agent.signal(signal);
+        agent.signal_and_wait(signal);
         let start = Instant::now();
         let not_lent = link.lend_tensors(&hash(), &fields).await.err().unwrap();
         // Keep-alive pings detect the lost connection by then.

@@ -1,4 +1,4 @@
-//! Conversion of messages: values survive it, and malformed messages are refused.
+//! Conversion to and from messages: values are preserved, and malformed messages are refused.
 
 use chiasm_backend::{KvTransferParams, MediaForm, PreloadedAdapter, TensorFormat};
 use chiasm_pipeline::ItemOrigin;
@@ -89,7 +89,7 @@ fn url_is_sent_only_to_agents_that_fetch() {
     assert_eq!(url_of(over_the_wire(&short)).as_deref(), Some("https://a/b"));
     let media = job::MediaDetails { urls: false, image_tensors: None };
     assert_eq!(url_of(job::to_message(&short, &[TokenId(3)], media).unwrap()), None);
-    // Too long for some servers, so the file is sent instead.
+    // Some servers refuse URLs of this length, so the file is sent instead.
     let long = with_url(&format!("https://a/{}", "b".repeat(8 << 10)));
     assert_eq!(url_of(over_the_wire(&long)), None);
 }
@@ -146,7 +146,7 @@ fn tensor_format_is_sent_only_by_agents_that_take_tensors() {
         assert_eq!(received(MediaForm::Tensors(format), None), (None, 0));
     }
     assert_eq!(received(MediaForm::Encoded, Some(9)).0, None);
-    // Types that no image becomes, or that later versions name.
+    // Images never become tensors of the first two types. A later version may name the third.
     let mut ready = crate::proto::Ready::default();
     for name in ["int64", "uint8", "float8"] {
         ready.image_tensors = name.to_owned();
@@ -156,7 +156,7 @@ fn tensor_format_is_sent_only_by_agents_that_take_tensors() {
 
 #[test]
 fn malformed_messages_are_refused_with_the_field() {
-    let wrong = |change: &dyn Fn(&mut proto::Job)| {
+    let job_fault = |change: &dyn Fn(&mut proto::Job)| {
         let mut message = over_the_wire(&job(&[TokenId(1), TokenId(2)]));
         change(&mut message);
         job::from_message(message).unwrap_err().0
@@ -174,32 +174,34 @@ fn malformed_messages_are_refused_with_the_field() {
         width: 0,
         height: 0,
     };
-    let with = |change: &dyn Fn(&mut proto::MediaItem)| {
+    let item_fault = |change: &dyn Fn(&mut proto::MediaItem)| {
         let mut item = item.clone();
         change(&mut item);
-        wrong(&|message| message.media = vec![item.clone()])
+        job_fault(&|message| message.media = vec![item.clone()])
     };
-    assert_eq!(wrong(&|message| message.sampling = None), "sampling_params");
+    assert_eq!(job_fault(&|message| message.sampling = None), "sampling_params");
     assert_eq!(
-        wrong(&|message| message.sampling.as_mut().unwrap().n = u32::MAX),
+        job_fault(&|message| message.sampling.as_mut().unwrap().n = u32::MAX),
         "sampling_params"
     );
-    assert_eq!(wrong(&|message| message.request_id = "a b".to_owned()), "request_id");
+    assert_eq!(job_fault(&|message| message.request_id = "a b".to_owned()), "request_id");
     assert_eq!(
-        wrong(&|message| message.sampling.as_mut().unwrap().logit_bias.push(1.0)),
-        "sampling_params"
-    );
-    assert_eq!(
-        wrong(&|message| message.sampling.as_mut().unwrap().constraint = Some(Default::default())),
+        job_fault(&|message| message.sampling.as_mut().unwrap().logit_bias.push(1.0)),
         "sampling_params"
     );
     assert_eq!(
-        wrong(&|message| message.reasoning_variables[0].name = "x".to_owned()),
+        job_fault(
+            &|message| message.sampling.as_mut().unwrap().constraint = Some(Default::default())
+        ),
+        "sampling_params"
+    );
+    assert_eq!(
+        job_fault(&|message| message.reasoning_variables[0].name = "x".to_owned()),
         "chat_template_kwargs"
     );
-    assert_eq!(with(&|item| item.mm_hash = Bytes::from_static(&[1; 31])), "media[0]");
-    assert_eq!(with(&|item| item.content = Bytes::from_static(&[1; 31])), "media[0]");
-    assert_eq!(with(&|item| item.processor_kwargs = "[]".to_owned()), "media[0]");
+    assert_eq!(item_fault(&|item| item.mm_hash = Bytes::from_static(&[1; 31])), "media[0]");
+    assert_eq!(item_fault(&|item| item.content = Bytes::from_static(&[1; 31])), "media[0]");
+    assert_eq!(item_fault(&|item| item.processor_kwargs = "[]".to_owned()), "media[0]");
     for url in [
         "file:///etc/passwd",
         "data:,x",
@@ -207,9 +209,9 @@ fn malformed_messages_are_refused_with_the_field() {
         "a",
         &format!("http://a/{}", "b".repeat(8 << 10)),
     ] {
-        assert_eq!(with(&|item| item.url = url.to_owned()), "media[0]");
+        assert_eq!(item_fault(&|item| item.url = url.to_owned()), "media[0]");
     }
-    assert_eq!(with(&|item| item.length = 3), "media[0]");
-    assert_eq!(with(&|item| item.length = 0), "media[0]");
-    assert_eq!(with(&|item| item.embeds = vec![u32::MAX, 3]), "media[0]");
+    assert_eq!(item_fault(&|item| item.length = 3), "media[0]");
+    assert_eq!(item_fault(&|item| item.length = 0), "media[0]");
+    assert_eq!(item_fault(&|item| item.embeds = vec![u32::MAX, 3]), "media[0]");
 }

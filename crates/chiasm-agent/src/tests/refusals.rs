@@ -1,4 +1,5 @@
-//! Refusals of an agent: other protocol versions, and plans that the agent would make differently.
+//! Refusals of an agent: other protocol versions, too many watches of one address, and plans that
+//! the agent would make differently.
 
 use tonic::Code;
 
@@ -71,18 +72,18 @@ async fn wrong_plans_never_reach_the_engine() {
             }
         }
     };
-    let with = |change: &dyn Fn(&mut JobItem)| {
+    let with_item = |change: &dyn Fn(&mut JobItem)| {
         let mut item = planned.media[0].clone();
         change(&mut item);
         Job { media: vec![item].into(), ..planned.clone() }
     };
-    let other = with(&|item| item.hash = MmHash::new([1; 32]));
-    assert!(refusal(other).await.contains("identity"));
+    let other_hash = with_item(&|item| item.hash = MmHash::new([1; 32]));
+    assert!(refusal(other_hash).await.contains("identity"));
     for placeholder in [
         Placeholder { offset: 2, ..planned.media[0].placeholder.clone() },
         Placeholder { length: 3, ..planned.media[0].placeholder.clone() },
     ] {
-        let message = refusal(with(&|item| item.placeholder = placeholder.clone())).await;
+        let message = refusal(with_item(&|item| item.placeholder = placeholder.clone())).await;
         assert!(message.contains("placeholder"), "{message}");
     }
     let twice = Job {
@@ -91,7 +92,9 @@ async fn wrong_plans_never_reach_the_engine() {
     };
     assert!(refusal(twice).await.contains("media[1]"));
     assert!(
-        refusal(with(&|item| item.modality = Modality::Audio)).await.contains("does not support")
+        refusal(with_item(&|item| item.modality = Modality::Audio))
+            .await
+            .contains("does not support")
     );
     let unknown = harness.model.last_token().0 + 1;
     assert!(refusal(job(&[TokenId(unknown)])).await.contains("vocabulary"));

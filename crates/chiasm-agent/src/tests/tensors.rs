@@ -84,6 +84,7 @@ async fn frontend_tensors_reach_the_engine_unchanged() {
     // They are kept for other engines of the machine.
     let request = TensorRequest {
         format: TensorFormat::Raw,
+        model_dtype: None,
         memory: Arc::new(OwnMemory),
         is_still_needed: Arc::new(|| true),
     };
@@ -100,7 +101,7 @@ async fn missing_or_refused_tensors_end_the_job() {
         delivered(&*engine, &with_recording(made, mask)).await.unwrap_err().to_string()
     };
     assert!(failure(Arc::default(), vec![true]).await.contains("it is broken"));
-    // The test agent takes a MiB.
+    // The test agent takes tensors of at most 1 MiB.
     assert!(
         failure(MadeTensors::with_bytes(2 << 20), vec![true]).await.contains("bytes are accepted")
     );

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::result_content::{ResultContent, unsupported};
 use super::sources::{Passage, Source};
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::read_list;
 
@@ -168,6 +168,7 @@ impl BlockFields {
             other => {
                 let known = "text, image, document, search_result, thinking, \
                              redacted_thinking, tool_use or tool_result";
+                let other = excerpt(other);
                 let message = format!("blocks of type '{other}' are not supported; use {known}");
                 return Err(intake.refuse(unsupported(intake.child_path(".type"), message)));
             }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::blocks::Block;
 use super::result_content::{ResultContent, unsupported};
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::{read_list, read_messages};
 
@@ -100,6 +100,7 @@ fn check_turn<E: Error>(intake: &mut Intake, role: &str, content: &Content) -> R
         "system" => &["text"],
         _ => {
             let name = intake.child_path(".role");
+            let role = excerpt(role);
             let message = format!("'{name}' must be user, assistant or system, got '{role}'");
             return Err(intake.refuse(ApiError::invalid(&name, message)));
         }
@@ -254,7 +255,7 @@ pub fn append_user_to_results(messages: &mut Vec<ChatMessage>) {
     });
 }
 
-/// Appends a message to the one before it.
+/// Appends a message to the previous message.
 fn append_message(last: &mut ChatMessage, next: ChatMessage) {
     let ChatMessage { role: _, content, name: _, tool_call_id: _, tool_calls, reasoning } = next;
     last.content = match (last.content.take(), content) {
@@ -284,7 +285,7 @@ fn into_parts(content: ChatContent) -> Vec<ChatPart> {
 }
 
 /// Merges all system messages into one at the start, as vLLM does for templates that accept no
-/// later ones.
+/// later system messages.
 pub fn put_system_first(messages: &mut Vec<ChatMessage>) {
     let mut system = String::new();
     messages.retain_mut(|message| match &mut message.content {

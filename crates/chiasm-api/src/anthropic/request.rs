@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::messages::{Messages, System, message};
 use super::tools;
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::fields::Fields;
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::{RequestBody, sampling, structured};
@@ -184,6 +184,7 @@ fn take_thinking(fields: &mut Fields, max_tokens: Option<u32>) -> Result<Thinkin
         }
         "adaptive" | "disabled" => {}
         other => {
+            let other = excerpt(other);
             let message =
                 format!("'thinking.type' must be enabled, disabled or adaptive, got '{other}'");
             return Err(ApiError::invalid("thinking.type", message));
@@ -205,6 +206,7 @@ fn take_output_config(
     let mut fields = Fields::new(config, "output_config")?;
     let effort: Option<String> = fields.take("effort")?;
     if let Some(effort) = effort.as_deref().filter(|effort| !EFFORTS.contains(effort)) {
+        let effort = excerpt(effort);
         let message =
             format!("'output_config.effort' must be one of {}, got '{effort}'", EFFORTS.join(", "));
         return Err(ApiError::invalid("output_config.effort", message));

@@ -6,7 +6,7 @@ use chiasm_media::MediaInput;
 use serde::de::{Error, MapAccess, Visitor};
 
 use super::result_content::{ResultContent, unsupported};
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::intake::{Intake, Seed};
 
 /// A block's `source`.
@@ -169,6 +169,7 @@ impl SourceFields {
                 Source::Text(content.into_text(intake)?)
             }
             other => {
+                let other = excerpt(other);
                 let message = format!(
                     "sources of type '{other}' are not supported; use base64, url, text or content"
                 );

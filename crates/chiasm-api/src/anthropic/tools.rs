@@ -3,7 +3,7 @@
 use chiasm_request::{ToolChoice, ToolUse};
 use serde_json::{Map, Value, json};
 
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::fields::Fields;
 use crate::openai::tools::{function_json, read_all, take_name, tool_use};
 
@@ -22,6 +22,7 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::new(tool, path)?;
     let kind: Option<String> = fields.take("type")?;
     if let Some(kind) = kind.filter(|kind| kind != "custom") {
+        let kind = excerpt(&kind);
         let message = format!(
             "tools of type '{kind}' are not supported; use 'custom', a tool that the client runs"
         );
@@ -67,12 +68,14 @@ fn read_choice(choice: Value, tools: &[Value]) -> Result<(ToolChoice, bool), Api
             let name: String =
                 fields.take("name")?.ok_or_else(|| ApiError::missing("tool_choice.name"))?;
             if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
+                let name = excerpt(&name);
                 let message = format!("'tools' has no tool '{name}'");
                 return Err(ApiError::invalid("tool_choice.name", message));
             }
             ToolChoice::Named(name)
         }
         other => {
+            let other = excerpt(other);
             let message =
                 format!("'tool_choice.type' must be auto, any, tool or none, got '{other}'");
             return Err(ApiError::invalid("tool_choice.type", message));

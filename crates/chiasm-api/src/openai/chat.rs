@@ -27,6 +27,8 @@ pub struct ChatRequest {
 impl RequestBody for ChatRequest {
     fn parse(mut intake: Intake) -> Result<(Self, Charge), ApiError> {
         let (mut fields, messages) = request::read(&mut intake)?;
+        // First, so that errors can suggest it for `functions`.
+        let tools = tools::take(&mut fields)?;
         let mut common = CommonFields::take(&mut fields)?;
         common.check_fan_out(common.sampling.n as usize)?;
         let max_tokens = fields.take_in("max_tokens", 1.., "at least 1")?;
@@ -42,7 +44,6 @@ impl RequestBody for ChatRequest {
         }
         common.sampling.logprobs = logprobs.then_some(top_logprobs.unwrap_or(0));
 
-        let tools = tools::take(&mut fields)?;
         let chat = take_chat(&mut fields, messages, tools.as_ref())?;
         let without_reasoning = fields.take("include_reasoning")? == Some(false);
         fields.refuse_unless("echo", |v| v == false)?;
@@ -92,7 +93,7 @@ fn take_variables(fields: &mut Fields) -> Result<Map<String, Value>, ApiError> {
 }
 
 /// Takes a field with a reasoning effort.
-pub fn take_effort(fields: &mut Fields, field: &str) -> Result<Option<String>, ApiError> {
+pub fn take_effort(fields: &mut Fields, field: &'static str) -> Result<Option<String>, ApiError> {
     const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
     let effort: Option<String> = fields.take(field)?;
     match effort {
@@ -131,6 +132,31 @@ mod tests {
         assert_eq!(refused(json!({"reasoning_effort": "high"})), None);
         assert_eq!(refused(json!({"temprature": 1})).as_deref(), Some("temprature"));
         assert_eq!(refused(json!({})), None);
+    }
+
+    #[test]
+    fn intended_field_is_suggested() {
+        for (field, meant) in [
+            ("max_tokns", "max_tokens"),
+            ("functions", "tools"),
+            ("guided_json", "structured_outputs.json"),
+        ] {
+            let body = json!({"messages": [{"role": "user", "content": "hi"}], field: [1]});
+            let message = parse(body).err().unwrap().message;
+            let expected = format!("'{field}' is not supported; did you mean '{meant}'?");
+            assert_eq!(message, expected);
+        }
+    }
+
+    #[test]
+    fn wrong_type_of_messages_is_named_in_json_terms() {
+        let message = |messages: Value| parse(json!({"messages": messages})).err().unwrap().message;
+        let error = parse(json!([])).err().unwrap();
+        assert!(error.message.starts_with("the body: expected an object, got a list"), "{error}");
+        let expected = "'messages': expected a list of messages, got 5 at line 1 column 13";
+        assert_eq!(message(json!(5)), expected);
+        let expected = "'messages': expected a list of messages, got an object at line 1 column 14";
+        assert_eq!(message(json!({})), expected);
     }
 
     #[test]

@@ -314,6 +314,12 @@ mod tests {
     }
 
     #[test]
+    fn too_many_prompts_are_counted() {
+        let error = parse(json!({"prompt": vec!["a"; 500]})).err().unwrap();
+        assert_eq!(error.message, "'prompt' must have 1 to 128 prompts, got 500");
+    }
+
+    #[test]
     fn prompts_times_n_is_bounded() {
         let body = |prompts: usize| json!({"prompt": vec!["a"; prompts], "n": 128});
         assert!(parse(body(4)).is_ok());

@@ -21,6 +21,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 
 use super::body_limits::BodyLimits;
+use super::type_errors;
 use crate::error::ApiError;
 
 use shortened::Shortened;
@@ -417,7 +418,7 @@ impl Intake {
         let message = self.parser_message(error);
         match self.field.as_str() {
             _ if !error.is_data() => ApiError::invalid_json(message),
-            "" => ApiError::invalid("body", message),
+            "" => ApiError::invalid("body", format!("the body: {message}")),
             field => ApiError::invalid(field, format!("'{field}': {message}")),
         }
     }
@@ -427,10 +428,15 @@ impl Intake {
         let message = error.to_string();
         let line = error.line();
         let column = error.column();
-        let Some(short) = self.shortened.as_ref().filter(|_| line > 0) else { return message };
         let position = format!(" at line {line} column {column}");
-        let cause = message.strip_suffix(&position).unwrap_or(&message);
-        format!("{cause} at line {line} column {}", short.body_column(line, column))
+        let Some(cause) = message.strip_suffix(&position) else {
+            return type_errors::reword(&message);
+        };
+        let column = match &self.shortened {
+            Some(short) => short.body_column(line, column),
+            None => column,
+        };
+        format!("{} at line {line} column {column}", type_errors::reword(cause))
     }
 }
 

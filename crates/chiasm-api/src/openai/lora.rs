@@ -50,7 +50,7 @@ impl RequestBody for UnloadRequest {
     }
 }
 
-fn take_text(fields: &mut Fields, name: &str) -> Result<String, ApiError> {
+fn take_text(fields: &mut Fields, name: &'static str) -> Result<String, ApiError> {
     let text: String = fields.take(name)?.ok_or_else(|| ApiError::missing(name))?;
     if text.is_empty() || text.len() > MAX_TEXT_BYTES || text.contains('\0') {
         return Err(ApiError::invalid(

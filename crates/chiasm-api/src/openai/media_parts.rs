@@ -65,7 +65,7 @@ pub static MEDIA_KINDS: [MediaKind; 4] = [
     },
 ];
 
-/// A reference to an item: a URL, the name of an item that was sent before, or both.
+/// A reference to an item: a URL, the name of an item that was sent earlier, or both.
 #[derive(Default)]
 pub struct MediaUrl {
     /// The URL, which may be the item itself.

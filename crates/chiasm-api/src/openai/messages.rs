@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use super::intake::{Intake, Seed};
 use super::media_parts::{InputAudio, MEDIA_KINDS, MediaUrl, take_uuid};
 use super::request::LargeField;
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 
 /// The roles of the API. A template may support others.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
@@ -330,6 +330,7 @@ impl PartFields {
             ChatPart::Media(modality)
         } else {
             let known = "text, image_url, video_url, audio_url or input_audio";
+            let type_name = excerpt(&type_name);
             let message = format!("parts of type '{type_name}' are not supported; use {known}");
             let error = ApiError::invalid(intake.child_path(".type"), message);
             return Err(intake.refuse(ApiError { code: "unsupported_part", ..error }));

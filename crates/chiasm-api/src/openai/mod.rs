@@ -23,6 +23,7 @@ mod stream_options;
 pub mod structured;
 pub mod tokenize;
 pub mod tools;
+mod type_errors;
 mod usage;
 mod value;
 

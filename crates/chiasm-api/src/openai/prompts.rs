@@ -4,7 +4,7 @@ use std::fmt;
 
 use chiasm_request::Prompt;
 use chiasm_types::TokenId;
-use serde::de::{Error, SeqAccess, Visitor};
+use serde::de::{Error, IgnoredAny, SeqAccess, Visitor};
 
 use super::intake::{Intake, Seed};
 use super::request::LargeField;
@@ -93,7 +93,11 @@ impl<'de> Visitor<'de> for Seed<'_, Option<Prompts>> {
             prompts.push(Prompt::Tokens(tokens));
         }
         if prompts.is_empty() || prompts.len() > MAX_PROMPTS {
-            let message = format!("'prompt' must have 1 to {MAX_PROMPTS} prompts");
+            let mut count = prompts.len();
+            while seq.next_element::<IgnoredAny>()?.is_some() {
+                count += 1;
+            }
+            let message = format!("'prompt' must have 1 to {MAX_PROMPTS} prompts, got {count}");
             return Err(intake.refuse(ApiError::invalid("prompt", message)));
         }
         Ok(Some(Prompts(prompts)))

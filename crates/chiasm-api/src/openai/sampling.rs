@@ -4,14 +4,13 @@
 use chiasm_backend::Repetition;
 use chiasm_request::{Chat, ClientSampling, GenerateRequest, Prompt, ThinkingBudget, ToolUse};
 use chiasm_types::TokenId;
-use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use super::nvext::ExtraFields;
 use super::stream_options::StreamOptions;
 use super::{harmless, structured};
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 
 /// The maximum number of continuations of one prompt.
 const MAX_N: u32 = 128;
@@ -44,14 +43,6 @@ const MAX_FAN_OUT_IDS: usize = 1 << 23;
 const MAX_PATTERN: u32 = 1000;
 /// The maximum length of a cache salt: vLLM's limit.
 const MAX_SALT_BYTES: usize = 1024;
-
-/// The value of `stop`: a string or a list of strings.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMany {
-    One(String),
-    Many(Vec<String>),
-}
 
 /// The fields that both endpoints have besides the prompt.
 pub struct CommonFields {
@@ -219,7 +210,10 @@ impl CommonFields {
         fields.refuse_unless("use_beam_search", |v| v == false)?;
         fields.refuse_unless("length_penalty", |v| v.as_f64() == Some(1.0))?;
         fields.refuse_unless("best_of", |v| v.as_u64() == Some(u64::from(self.sampling.n)))?;
-        fields.refuse_unless("modalities", |v| v == &json!(["text"]))?;
+        fields.refuse_unless("modalities", |v| v == &json!(["text"])).map_err(|error| {
+            let message = r#"'modalities': only ["text"] is supported"#.to_owned();
+            ApiError { message, ..error }
+        })?;
         // These spaces only separate special tokens, which answers have only on request.
         let skips_special_tokens = self.sampling.skip_special_tokens.unwrap_or(true);
         fields.refuse_unless("spaces_between_special_tokens", |v| {
@@ -266,11 +260,20 @@ fn take_repetition(fields: &mut Fields) -> Result<Option<Repetition>, ApiError> 
 }
 
 /// Takes the strings that end the text.
-pub fn take_stops(fields: &mut Fields, field: &str) -> Result<Vec<String>, ApiError> {
-    let stops = match fields.take::<OneOrMany>(field)? {
+pub fn take_stops(fields: &mut Fields, field: &'static str) -> Result<Vec<String>, ApiError> {
+    let stops = match fields.take::<Value>(field)? {
         None => Vec::new(),
-        Some(OneOrMany::One(stop)) => vec![stop],
-        Some(OneOrMany::Many(stops)) => stops,
+        Some(Value::String(stop)) => vec![stop],
+        Some(Value::Array(stops)) => {
+            let stop = |(i, stop)| structured::expect_string(stop, &format!("{field}[{i}]"));
+            stops.into_iter().enumerate().map(stop).collect::<Result<_, _>>()?
+        }
+        Some(other) => {
+            let found = other.to_string();
+            let found = excerpt(&found);
+            let message = format!("'{field}': expected a string or a list of strings, got {found}");
+            return Err(ApiError::invalid(field, message));
+        }
     };
     if stops.len() > MAX_STOPS {
         return Err(ApiError::invalid(
@@ -280,10 +283,10 @@ pub fn take_stops(fields: &mut Fields, field: &str) -> Result<Vec<String>, ApiEr
     }
     for (i, stop) in stops.iter().enumerate() {
         if stop.is_empty() || stop.len() > MAX_STOP_BYTES {
-            return Err(ApiError::invalid(
-                format!("{field}[{i}]"),
-                format!("a stop string must have 1 to {MAX_STOP_BYTES} bytes, got {}", stop.len()),
-            ));
+            let name = format!("{field}[{i}]");
+            let message =
+                format!("'{name}' must have 1 to {MAX_STOP_BYTES} bytes, got {}", stop.len());
+            return Err(ApiError::invalid(name, message));
         }
     }
     Ok(stops)
@@ -308,14 +311,19 @@ fn take_biases(fields: &mut Fields) -> Result<Vec<(TokenId, f64)>, ApiError> {
     check_length(FIELD, biases.len(), MAX_BIASES)?;
     let bias = |(token, bias): (String, Value)| {
         let field = format!("{FIELD}.{token}");
-        let no_token = |_| ApiError::invalid(FIELD, format!("'{token}' is not a token id"));
+        let no_token = |_| {
+            let message = format!("'{FIELD}': '{}' is not a token id", excerpt(&token));
+            ApiError::invalid(FIELD, message)
+        };
         let token = token.parse().map(TokenId).map_err(no_token)?;
         match bias.as_f64() {
             Some(bias) if (-100.0..=100.0).contains(&bias) => Ok((token, bias)),
-            _ => Err(ApiError::invalid(
-                field,
-                format!("a bias must be a number from -100 to 100, got {bias}"),
-            )),
+            _ => {
+                let bias = bias.to_string();
+                let message =
+                    format!("'{field}' must be a number from -100 to 100, got {}", excerpt(&bias));
+                Err(ApiError::invalid(field, message))
+            }
         }
     };
     biases.into_iter().map(bias).collect()
@@ -342,9 +350,10 @@ fn take_bad_words(fields: &mut Fields) -> Result<Vec<String>, ApiError> {
     check_length(FIELD, words.len(), MAX_BAD_WORDS)?;
     for (i, word) in words.iter().enumerate() {
         if word.trim().is_empty() || word.len() > MAX_STOP_BYTES {
+            let name = format!("{FIELD}[{i}]");
             let message =
-                format!("a bad word must have 1 to {MAX_STOP_BYTES} bytes and must not be blank");
-            return Err(ApiError::invalid(format!("{FIELD}[{i}]"), message));
+                format!("'{name}' must have 1 to {MAX_STOP_BYTES} bytes and must not be blank");
+            return Err(ApiError::invalid(name, message));
         }
     }
     let bytes: usize = words.iter().map(String::len).sum();
@@ -458,6 +467,22 @@ mod tests {
         for (field, value) in [("functions", json!([{"name": "f"}])), ("best_of", json!(4))] {
             assert_eq!(refused(json!({field: value})).as_deref(), Some(field));
         }
+    }
+
+    #[test]
+    fn wrong_value_gets_the_right_one() {
+        let message = |body: Value| common(body).err().map(|error| error.message).unwrap();
+        assert_eq!(
+            message(json!({"stop": 5})),
+            "'stop': expected a string or a list of strings, got 5"
+        );
+        assert_eq!(message(json!({"stop": ["a", 5]})), "'stop[1]' must be a string, got a number");
+        assert!(message(json!({"stop": {"x": "y".repeat(1 << 20)}})).len() < 200);
+        assert_eq!(
+            message(json!({"modalities": ["audio"]})),
+            r#"'modalities': only ["text"] is supported"#
+        );
+        assert_eq!(message(json!({"seed": 1.5})), "'seed': expected a whole number, got 1.5");
     }
 
     #[test]

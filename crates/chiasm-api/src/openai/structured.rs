@@ -6,7 +6,8 @@ use chiasm_backend::Structured;
 use serde_json::{Map, Value};
 
 use super::fields::{Fields, kind};
-use crate::error::ApiError;
+use super::type_errors;
+use crate::error::{ApiError, excerpt};
 
 /// The maximum nesting depth of a schema: vLLM's limit (`check_json_nesting`,
 /// `vllm/sampling_params.py`).
@@ -78,6 +79,7 @@ fn read_format(format: Value) -> Result<Option<Structured>, ApiError> {
             Some(structural_tag(format, FORMAT)?)
         }
         other => {
+            let other = excerpt(other);
             let known = "text, json_object, json_schema or structural_tag";
             return Err(ApiError::invalid(
                 "response_format.type",
@@ -137,7 +139,7 @@ pub fn json_schema(schema: Value, field: &str) -> Result<Constraint, ApiError> {
     if !schema.is_object() {
         return Err(ApiError::invalid(
             field,
-            format!("a JSON schema must be an object, got {}", kind(&schema)),
+            format!("'{field}' must be an object, got {}", kind(&schema)),
         ));
     }
     Ok(Constraint::JsonSchema(serialize(&schema, MAX_SCHEMA_DEPTH, field)?.into()))
@@ -168,7 +170,7 @@ fn regex(regex: String, field: &str) -> Result<Constraint, ApiError> {
 /// Returns the grammar for a list of choices, because engines accept no choices.
 fn choice(value: Value, field: &str) -> Result<Constraint, ApiError> {
     let choices: Vec<String> = serde_json::from_value(value).map_err(|error| {
-        ApiError::invalid(field, format!("'{field}' must be a list of strings: {error}"))
+        ApiError::invalid(field, format!("'{field}': {}", type_errors::reword(&error.to_string())))
     })?;
     if choices.is_empty() || choices.len() > MAX_CHOICES {
         let given = choices.len();
@@ -198,7 +200,7 @@ fn escape(text: &str) -> String {
     })
 }
 
-fn expect_string(value: Value, field: &str) -> Result<String, ApiError> {
+pub(super) fn expect_string(value: Value, field: &str) -> Result<String, ApiError> {
     match value {
         Value::String(text) => Ok(text),
         other => {

@@ -7,7 +7,7 @@ use chiasm_request::{ToolChoice, ToolUse};
 use serde_json::{Map, Value, json};
 
 use super::fields::{Fields, kind};
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 
 /// The maximum number of functions in a request. All of them are part of the prompt.
 const MAX_TOOLS: usize = 1024;
@@ -61,10 +61,9 @@ fn read_tool(tool: Value, path: &str) -> Result<Value, ApiError> {
     let mut fields = Fields::new(tool, path)?;
     let kind: String = fields.take("type")?.unwrap_or_else(|| "function".to_owned());
     if kind != "function" {
-        return Err(ApiError::invalid(
-            fields.name("type"),
-            format!("tools must have type 'function', got '{kind}'"),
-        ));
+        let kind = excerpt(&kind);
+        let message = format!("tools must have type 'function', got '{kind}'");
+        return Err(ApiError::invalid(fields.name("type"), message));
     }
     let function =
         fields.take("function")?.ok_or_else(|| ApiError::missing(&fields.name("function")))?;
@@ -128,7 +127,8 @@ impl NamedFunction {
             return Err(ApiError::invalid(CHOICE, REQUIRES_TOOLS));
         }
         if !tools.iter().any(|tool| tool["function"]["name"] == name.as_str()) {
-            return Err(ApiError::invalid(field, format!("'tools' has no function '{name}'")));
+            let message = format!("'tools' has no function '{}'", excerpt(&name));
+            return Err(ApiError::invalid(field, message));
         }
         Ok(name)
     }
@@ -140,7 +140,7 @@ impl NamedFunction {
 /// `read_named` reads a function from the object at a path.
 pub(crate) fn read_choice(
     choice: Option<Value>,
-    nested: Option<&str>,
+    nested: Option<&'static str>,
     read_named: impl Fn(Value, &str) -> Result<NamedFunction, ApiError>,
     tools: &[Value],
 ) -> Result<(ToolChoice, Option<HashSet<String>>), ApiError> {
@@ -151,6 +151,7 @@ pub(crate) fn read_choice(
             "none" => (ToolChoice::None, None),
             "required" => (ToolChoice::Required, None),
             other => {
+                let other = excerpt(other);
                 let message = format!(
                     "'tool_choice' must be none, auto, required, a function or allowed tools, \
                      got '{other}'"
@@ -184,7 +185,7 @@ pub(crate) fn read_choice(
 /// called.
 fn read_allowed(
     choice: Value,
-    nested: Option<&str>,
+    nested: Option<&'static str>,
     read_named: impl Fn(Value, &str) -> Result<NamedFunction, ApiError>,
     tools: &[Value],
 ) -> Result<(ToolChoice, HashSet<String>), ApiError> {
@@ -203,6 +204,7 @@ fn read_allowed(
         "required" => ToolChoice::Required,
         other => {
             let name = fields.name("mode");
+            let other = excerpt(other);
             let message = format!("'{name}' must be auto or required, got '{other}'");
             return Err(ApiError::invalid(name, message));
         }

@@ -9,7 +9,7 @@ use chiasm_types::Modality;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::media_parts::MediaUrl;
 use crate::openai::messages::read_list;
@@ -156,6 +156,7 @@ impl<'de> Visitor<'de> for Seed<'_, Part> {
 }
 
 fn unsupported(field: String, kind: &str, kinds: &[&str]) -> ApiError {
+    let kind = excerpt(kind);
     let message =
         format!("parts of type '{kind}' are not supported here; use {}", kinds.join(" or "));
     ApiError { code: "unsupported_part", ..ApiError::invalid(field, message) }

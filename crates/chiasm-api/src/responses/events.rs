@@ -1,5 +1,5 @@
-//! The events of a streamed response: their form and their numbers. `output` decides which event
-//! follows which.
+//! The events of a streamed response: their form and their numbers. `output` decides on their
+//! order.
 
 use bytes::Bytes;
 use serde::Serialize;

@@ -16,7 +16,7 @@ use super::content::{
 };
 use super::custom_input;
 use super::tools::flat_name;
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::intake::{Intake, Seed};
 use crate::openai::messages::read_list;
 use crate::openai::request::LargeField;
@@ -342,6 +342,7 @@ fn unsupported(field: &str, kind: &str) -> ApiError {
         }
         _ => {
             let known: Vec<_> = KINDS.iter().map(|(kind, _)| *kind).collect();
+            let kind = excerpt(kind);
             format!("items of type '{kind}' are not supported; use {}", known.join(", "))
         }
     };

@@ -63,7 +63,7 @@ impl LogprobWriter {
     }
 
     /// Adds tokens to an item, for the last events of a stream to repeat. If they become too many,
-    /// this item and those after it have none in the last events.
+    /// this item and the later items have none in the last events.
     pub fn keep(&mut self, item: &mut Vec<TokenJson>, written: Vec<TokenJson>) {
         if !self.keeps {
             return;

@@ -32,7 +32,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Creates a whole answer, which has no events.
+    /// Creates a complete answer. It emits no events.
     pub fn whole(
         request: &str,
         names: ToolNames,
@@ -133,7 +133,7 @@ impl Answer {
         self.events.take()
     }
 
-    /// Adds text to an item of this kind, which is opened if necessary.
+    /// Adds text to an item of this kind. Opens an item if necessary.
     fn add_text(&mut self, kind: Kind, text: &str) {
         if !text.is_empty() {
             self.enter(kind);
@@ -187,7 +187,8 @@ impl Answer {
         }
     }
 
-    /// Returns the reader of a custom tool's input, if the last item is such a call in progress.
+    /// Returns the reader of a custom tool's input, if the last item is a call of a custom tool in
+    /// progress.
     fn custom_input(&mut self) -> Option<&mut InputReader> {
         match self.items.last_mut() {
             Some(Item { kind: Kind::Call { input, .. }, status: Status::InProgress, .. }) => {
@@ -241,8 +242,8 @@ impl Answer {
             return;
         };
         item.status = status;
-        // Clients run finished calls. A truncated text looks complete to them, unlike a truncated
-        // JSON object, so the `done` events of a truncated text are not sent.
+        // Clients run finished calls. The truncated text of a custom tool looks complete to them,
+        // unlike a truncated JSON object, so its `done` events are not sent.
         if status != Status::Completed && matches!(item.kind, Kind::Call { input: Some(_), .. }) {
             return;
         }

@@ -9,7 +9,7 @@ use chiasm_request::ToolUse;
 use serde_json::{Value, json};
 
 use super::custom_input;
-use crate::error::ApiError;
+use crate::error::{ApiError, excerpt};
 use crate::openai::fields::Fields;
 use crate::openai::tools::{
     self, NamedFunction, check_count, read_all, read_choice, read_function, tool_use,
@@ -149,6 +149,7 @@ fn read_client_tool(
 ) -> Result<Tool, ApiError> {
     let is_custom = kind == "custom";
     if kind != "function" && !is_custom {
+        let kind = excerpt(kind);
         let message =
             format!("tools of type '{kind}' are not supported; use 'function' or 'custom'");
         return Err(ApiError {

@@ -1,5 +1,6 @@
 //! Following of a prefix in etcd: a list, then its changes.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
@@ -58,13 +59,13 @@ pub(super) struct EtcdWatcher<K> {
 
 impl<K: KeySet> EtcdWatcher<K> {
     pub(super) fn new(etcd: Etcd, tls: Tls) -> Result<Self, DiscoveryError> {
-        // Unusable files are an error now. Later they are read again for each session.
+        // Reports unusable certificate files now. Each session reads the files again.
         http::build_client_blocking(&tls)?;
         Ok(Self { etcd, tls, server_index: 0, keys: K::default() })
     }
 
     /// Lists the prefix and follows its changes until the server fails.
-    async fn run(&mut self, publisher: &mut Publisher<K::Snapshot>) -> Result<(), Failure> {
+    async fn run(&mut self, publisher: &mut Publisher<K::Snapshot>) -> Result<Infallible, Failure> {
         let client =
             EtcdClient::new(&self.etcd, self.server_index, &self.tls, CALL_TIMEOUT).await?;
         let prefix = &self.etcd.prefix;
@@ -87,7 +88,7 @@ impl<K: KeySet> EtcdWatcher<K> {
             result = check_liveness(&client, prefix, revision, &progress) => result,
         };
         if throttle.is_pending() {
-            // No later change will publish the pending ones.
+            // The throttle delays these changes, and no later change will publish them.
             publisher.publish(self.keys.snapshot());
         }
         result
@@ -102,14 +103,11 @@ impl<K: KeySet> Watcher for EtcdWatcher<K> {
     }
 
     async fn session(&mut self, publisher: &mut Publisher<K::Snapshot>) -> Failure {
-        match self.run(publisher).await {
-            Err(failure @ Failure::Outdated(_)) => failure,
-            Err(failure) => {
-                self.server_index = self.server_index.wrapping_add(1);
-                failure
-            }
-            Ok(()) => Failure::Ended,
+        let Err(failure) = self.run(publisher).await;
+        if !matches!(failure, Failure::Outdated(_)) {
+            self.server_index = self.server_index.wrapping_add(1);
         }
+        failure
     }
 }
 
@@ -128,7 +126,7 @@ async fn apply_changes<K: KeySet>(
     throttle: &mut PublishThrottle,
     publisher: &mut Publisher<K::Snapshot>,
     progress: &WatchProgress,
-) -> Result<(), Failure> {
+) -> Result<Infallible, Failure> {
     loop {
         if let Some(response) = throttle.next(watch.next()).await? {
             throttle.note(!response.events.is_empty());
@@ -157,7 +155,7 @@ async fn check_liveness(
     prefix: &str,
     listed_at: i64,
     progress: &WatchProgress,
-) -> Result<(), Failure> {
+) -> Result<Infallible, Failure> {
     let mut newest = listed_at;
     let mut last_difference = None;
     loop {

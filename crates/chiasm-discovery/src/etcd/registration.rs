@@ -19,8 +19,8 @@ const REVOKE_TIMEOUT: Duration = Duration::from_secs(2);
 /// An agent's registration in etcd. The key is the prefix and the agent's address, the value is a
 /// [`Candidate`].
 ///
-/// Failures of etcd do not affect the agent: as soon as etcd answers again, a lost lease is granted
-/// anew and a lost key put again. The key of a killed agent vanishes when the lease expires.
+/// Failures of etcd do not affect the agent: as soon as etcd answers again, the task replaces a
+/// lost lease and a lost key. The key of a killed agent vanishes when the lease expires.
 ///
 /// After this is dropped, a task revokes the lease within a few seconds; [`end`](Self::end) waits
 /// for that task.
@@ -39,7 +39,8 @@ impl Registration {
     /// Spawns a task that registers `agent` with a lease of `ttl` and renews it every third of that
     /// time.
     ///
-    /// `ttl` counts in whole seconds, at least one; etcd may extend it. `tls` is for `etcds://`.
+    /// `ttl` is rounded down to whole seconds, at least one; etcd may extend it. `tls` is for
+    /// `etcds://`.
     /// Requires a Tokio runtime.
     ///
     /// # Errors
@@ -51,7 +52,7 @@ impl Registration {
         agent: &Candidate,
         ttl: Duration,
     ) -> Result<Self, DiscoveryError> {
-        // Unusable files are an error now. Later they are read again for each new client.
+        // Reports unusable certificate files now. Each new client reads the files again.
         http::build_client_blocking(&tls)?;
         let (stop, stopped) = oneshot::channel();
         let (sender, is_registered) = watch::channel(false);
@@ -78,11 +79,11 @@ impl Registration {
         self.is_registered.clone()
     }
 
-    /// Removes the key. Gives up after a few seconds and leaves it to the lease's expiry.
+    /// Removes the key. Gives up after a few seconds; the key then vanishes when the lease expires.
     pub async fn end(self) {
         drop(self.stop);
-        // The task only fails if it panics or the runtime shuts down. Nothing is left to wait for
-        // then.
+        // The task only fails if it panics or the runtime shuts down. Then there is nothing to wait
+        // for.
         let _ = self.task.await;
     }
 }
@@ -117,7 +118,7 @@ struct Lease {
 impl Registrar {
     async fn run(mut self, stopped: oneshot::Receiver<()>) {
         tokio::select! {
-            // The sender is only dropped.
+            // Nothing is ever sent: the sender is dropped.
             _ = stopped => {}
             () = self.keep_registered() => {}
         }

@@ -22,8 +22,8 @@ const RELIST_FREE_BYTES: usize = 4 * MAX_VALUE_BYTES;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Values {
     /// The values by their whole keys: at most [`MAX_ADDRESSES`](crate::MAX_ADDRESSES) of up to
-    /// 1 MiB each, and 64 MiB in total with their keys. Values beyond these limits are left out
-    /// with a warning. So are keys that are not UTF-8.
+    /// 1 MiB each, and 64 MiB in total with their keys. Values beyond these limits, and keys
+    /// that are not UTF-8, are left out with a warning.
     pub by_key: BTreeMap<String, Arc<[u8]>>,
     /// `true` if a server answers. Otherwise the values are those of the last answer.
     pub is_current: bool,

@@ -1,5 +1,6 @@
-//! Following of a service's slices: a list, then its changes.
+//! Following of a service's slices: a list, then the changes since the list.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,8 +16,9 @@ use crate::http::{self, CALL_TIMEOUT};
 use crate::publisher::{PublishThrottle, Publisher, Watcher};
 use crate::{ClusterAccess, DiscoveryError, NamedAgents};
 
-/// The duration of one watch. A server that is silent during a whole watch is noticed at most
-/// [`CALL_TIMEOUT`] after its end; a server that has sent a message, in the next watch.
+/// The duration of one watch. If a server sends nothing during a whole watch, that is noticed at
+/// most [`CALL_TIMEOUT`] after the watch's end. If a server falls silent after a message, that is
+/// noticed in the next watch.
 const WATCH_DURATION: Duration = Duration::from_secs(20);
 /// The minimum interval between the starts of two watches, in case the server ends them early.
 const MIN_WATCH_INTERVAL: Duration = Duration::from_secs(1);
@@ -35,7 +37,7 @@ pub(crate) struct KubernetesWatcher {
 
 impl KubernetesWatcher {
     pub(crate) fn new(service: Service, cluster: ClusterAccess) -> Result<Self, DiscoveryError> {
-        // Unusable files are an error now. Later they are read again for each session.
+        // Reports unusable certificate files now. Each session reads the files again.
         http::build_client_blocking(&cluster.tls())?;
         Ok(Self {
             service,
@@ -53,7 +55,7 @@ impl KubernetesWatcher {
     }
 
     /// Lists the slices and follows their changes until the server fails.
-    async fn run(&mut self, publisher: &mut Publisher<NamedAgents>) -> Result<(), Failure> {
+    async fn run(&mut self, publisher: &mut Publisher<NamedAgents>) -> Result<Infallible, Failure> {
         let server = ApiServer::new(&self.cluster, &self.service, self.call_timeout).await?;
         let mut state = ServiceState {
             service: &self.service,
@@ -67,22 +69,22 @@ impl KubernetesWatcher {
             follow_watches(&server, self.watch_duration, &mut state, &mut throttle, publisher)
                 .await;
         if throttle.is_pending() {
-            // No later change will publish the pending ones.
+            // The throttle delays these changes, and no later change will publish them.
             publisher.publish(state.snapshot());
         }
         result
     }
 }
 
-/// Applies and publishes the changes of successive watches. Only returns on failure. After a proper
-/// end of a watch, the next one continues at the same version without a list.
+/// Applies and publishes the changes of successive watches. Only returns on failure. After the
+/// regular end of a watch, the next watch continues at the same version without a list.
 async fn follow_watches(
     server: &ApiServer<'_>,
     watch_duration: Duration,
     state: &mut ServiceState<'_>,
     throttle: &mut PublishThrottle,
     publisher: &mut Publisher<NamedAgents>,
-) -> Result<(), Failure> {
+) -> Result<Infallible, Failure> {
     loop {
         let start = Instant::now();
         let watch = server.watch(&state.version, watch_duration).await;
@@ -127,10 +129,8 @@ impl Watcher for KubernetesWatcher {
     }
 
     async fn session(&mut self, publisher: &mut Publisher<NamedAgents>) -> Failure {
-        match self.run(publisher).await {
-            Err(failure) => failure,
-            Ok(()) => Failure::Ended,
-        }
+        let Err(failure) = self.run(publisher).await;
+        failure
     }
 }
 
@@ -227,7 +227,7 @@ mod unit_tests {
         "ports":[{"name":"","port":7,"protocol":"TCP"}]
     }}"#;
 
-    /// Replaces `length` bytes of `text` with other ones.
+    /// Replaces `length` bytes of `text`, from `at` on, with `with`.
     fn damaged(text: &str, at: usize, with: &[u8], length: usize) -> Vec<u8> {
         let mut bytes = text.as_bytes().to_vec();
         let at = at % bytes.len();

@@ -179,7 +179,8 @@ async fn ended_watch_resumes_at_last_bookmark() {
 async fn expired_version_causes_new_list() {
     let fake = FakeServer::new().await;
     let (_follower, mut named) = follow(&fake);
-    // In the stream.
+    // First the stream reports that the version has expired. Agents stay named until the new list,
+    // which lacks one of them.
     let mut watch = list_and_watch(
         &fake,
         "10",
@@ -188,10 +189,10 @@ async fn expired_version_causes_new_list() {
     .await;
     wait_until(&mut named, exactly(&["10.0.0.1:7000", "10.0.0.2:7000"])).await;
     watch.line(&event("ERROR", gone())).await;
-    // As a status. The agents stay named meanwhile. Slices that are not listed again are gone.
     fake.next_request().await.respond(&list("30", &[slice("b", "9", &["10.0.0.2"])])).await;
     wait_until(&mut named, exactly(&["10.0.0.2:7000"])).await;
     named.mark_unchanged();
+    // Then the status of a watch reports it.
     fake.next_request().await.respond_with(410, &gone().to_string()).await;
     let mut watch = list_and_watch(&fake, "40", &[slice("b", "9", &["10.0.0.2"])]).await;
     assert!(!named.has_changed().unwrap(), "a server that answers is current");
@@ -210,13 +211,13 @@ async fn cut_connection_keeps_named_agents_until_new_list() {
     wait_until(&mut named, exactly(&["10.0.0.1:7000"])).await;
     drop(watch);
     wait_until(&mut named, stale(&["10.0.0.1:7000"])).await;
-    // A proper end of the body within a line counts as a failure.
+    // The regular end of a body within a line counts as a failure.
     let mut watch = list_and_watch(&fake, "12", &[slice("a", "11", &["10.0.0.9"])]).await;
     wait_until(&mut named, exactly(&["10.0.0.9:7000"])).await;
     watch.piece(&line[..line.len() - 9]).await;
     watch.end().await;
     wait_until(&mut named, stale(&["10.0.0.9:7000"])).await;
-    // So does an invalid line.
+    // An invalid line counts as a failure.
     let mut watch = list_and_watch(&fake, "13", &[slice("a", "11", &["10.0.0.9"])]).await;
     wait_until(&mut named, exactly(&["10.0.0.9:7000"])).await;
     watch.piece("<html>\n").await;

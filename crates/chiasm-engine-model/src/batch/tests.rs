@@ -282,7 +282,8 @@ prop_compose! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Tokens, blocks and cache contents are the same whether steps are made at once or one by one.
+    /// Tokens, blocks and cache contents are the same whether steps run as one repetition or
+    /// singly.
     #[test]
     fn repeated_steps_equal_single_steps(
         requests in prop::collection::vec(request(), 1..25),

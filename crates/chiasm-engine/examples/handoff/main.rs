@@ -13,6 +13,7 @@
 //! | file | is |
 //! |---|---|
 //! | `images` | the images |
+//! | `hashing` | the hashing of image files, measured last |
 //! | `frontend` | Chiasm's methods: `EngineClient`, and an engine that is real up to its receiver cache |
 //! | `peers` | other methods, and one copy |
 //! | `python` | child processes; their scripts are in `bench/handoff` |
@@ -20,6 +21,7 @@
 #![allow(clippy::print_stdout, reason = "a measurement")]
 
 mod frontend;
+mod hashing;
 mod images;
 mod peers;
 mod python;
@@ -35,6 +37,7 @@ use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
 use crate::frontend::Frontend;
+use crate::hashing::FILE_SIZES;
 use crate::images::{Image, PRIMER, SIZES, splitmix64};
 use crate::peers::{Peers, Ring, memcpy};
 
@@ -121,6 +124,16 @@ struct Measurement {
     equal: bool,
 }
 
+impl Measurement {
+    fn print(&self, case: &str, way: &str) {
+        let Self { ms, write_ms, equal } = self;
+        println!(
+            "{}",
+            json!({"case": case, "way": way, "ms": ms, "write_ms": write_ms, "equal": equal})
+        );
+    }
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     // A spawned task runs on a thread of the runtime, as the requests of `chiasm serve` do.
@@ -185,15 +198,10 @@ async fn run() -> Result<(), Failure> {
             }
         }
     }
-    for ((case, method), Measurement { ms, write_ms, equal }) in measurements {
-        let case = SIZES[case].name;
-        let way = method.name();
-        println!(
-            "{}",
-            json!({"case": case, "way": way, "ms": ms, "write_ms": write_ms, "equal": equal})
-        );
+    for ((case, method), measurement) in measurements {
+        measurement.print(SIZES[case].name, method.name());
     }
-    Ok(())
+    methods.measure_hashing(rounds).await
 }
 
 /// Returns the numbers below `n` in a pseudorandom order. Each handoff influences the caches of the
@@ -214,6 +222,25 @@ struct Methods {
 }
 
 impl Methods {
+    /// Measures the hashing of files, by Chiasm and by vLLM in turn.
+    async fn measure_hashing(&mut self, rounds: usize) -> Result<(), Failure> {
+        for size in &FILE_SIZES {
+            let file = hashing::file(size);
+            let [mut ours, mut vllm] =
+                [(); 2].map(|()| Measurement { equal: true, ..Default::default() });
+            for round in 0..WARM_UP_ROUNDS + rounds {
+                let times = [hashing::hash(&file), self.peers.hash(size.bytes).await?];
+                if round >= WARM_UP_ROUNDS {
+                    ours.ms.push(times[0]);
+                    vllm.ms.push(times[1]);
+                }
+            }
+            ours.print(size.name, "hash");
+            vllm.print(size.name, "hash, vLLM");
+        }
+        Ok(())
+    }
+
     async fn hand_over(
         &mut self,
         method: Method,

@@ -72,6 +72,15 @@ impl Peers {
         Ok(Handoff { ms: milliseconds(start, end), write_ms: None, equal })
     }
 
+    /// Lets the Python process hash an image whose file has this length, as vLLM's frontend does.
+    /// Returns the milliseconds that it takes.
+    pub(crate) async fn hash(&mut self, bytes: usize) -> Result<f64, Failure> {
+        let step = json!({"way": "hash", "bytes": bytes});
+        let answer = self.sender.request(&step, STEP_TIMEOUT).await?;
+        let (start, end) = answer["start"].as_i64().zip(answer["end"].as_i64()).ok_or("no time")?;
+        Ok(milliseconds(start, end))
+    }
+
     async fn request(&mut self, method: &str, image: &Image, id: &str) -> Result<Value, Failure> {
         let Image { height, width, seed, .. } = image;
         let request =
@@ -110,7 +119,7 @@ impl Ring {
             self.next = 0;
         }
         let start = self.next;
-        // As slots of this size, each part starts at a page.
+        // Each part starts at a page, as slots of this size do.
         self.next = (start + length).next_multiple_of(4096);
         &mut self.memory[start..start + length]
     }

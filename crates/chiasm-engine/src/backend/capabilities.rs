@@ -96,13 +96,20 @@ pub(super) fn format(
     if policy.is_raw(&ready.vllm_version) {
         return Ok(TensorFormat::Raw);
     }
-    let name = ready.dtype.trim_start_matches("torch.");
-    match Dtype::from_torch_name(name) {
-        Some(dtype @ (Dtype::F32 | Dtype::F16 | Dtype::BF16)) => {
-            Ok(TensorFormat::Normalized(dtype))
-        }
-        _ => Err(Unsuitable::ElementType(name.to_owned())),
+    match model_dtype(ready) {
+        Some(dtype) => Ok(TensorFormat::Normalized(dtype)),
+        None => Err(Unsuitable::ElementType(dtype_name(ready).to_owned())),
     }
+}
+
+/// Returns the element type of the engine's model, if it is a float that tensors can have.
+pub(super) fn model_dtype(ready: &EngineReady) -> Option<Dtype> {
+    let dtype = Dtype::from_torch_name(dtype_name(ready))?;
+    matches!(dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16).then_some(dtype)
+}
+
+fn dtype_name(ready: &EngineReady) -> &str {
+    ready.dtype.trim_start_matches("torch.")
 }
 
 /// Returns the locality of an engine that connects from `peer`. Unix sockets only connect from this

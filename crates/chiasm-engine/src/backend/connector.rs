@@ -174,6 +174,7 @@ impl EngineConnector {
         let engine = Arc::new(Engine {
             client: client.clone(),
             format,
+            model_dtype: capabilities::model_dtype(ready),
             private_network: *private_network,
             wants_arena,
             observer,

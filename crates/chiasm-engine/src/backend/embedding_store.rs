@@ -122,18 +122,18 @@ mod tests {
             encode["ec_connector_extra_config"],
             json!({"folder": store.folder(), "max_bytes": 7})
         );
-        let other = |config: Value| match config {
+        let config_of_other = |config: Value| match config {
             Value::Object(config) => {
                 EmbeddingStore::new(EcConnector::Other(config), 7).unwrap().config(Role::Decode)
             }
             _ => panic!("an object"),
         };
         assert_eq!(
-            other(json!({"ec_connector": "X"})),
+            config_of_other(json!({"ec_connector": "X"})),
             json!({"ec_connector": "X", "ec_role": "ec_consumer"})
         );
         let both = json!({"ec_connector": "X", "ec_role": "ec_both"});
-        assert_eq!(other(both.clone()), both);
+        assert_eq!(config_of_other(both.clone()), both);
     }
 
     #[test]

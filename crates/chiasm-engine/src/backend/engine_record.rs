@@ -64,12 +64,12 @@ impl EngineRecord {
         }
     }
 
-    /// Binds the sockets of the earlier frontend, if there was one. Does so in the first call only:
-    /// in later ones this process was itself the frontend of an engine that has died, and only a
+    /// Binds the sockets of the earlier frontend, if there was one. Only the first call does so. At
+    /// a later call, this process was itself the frontend of an engine that has died, and only a
     /// new engine can connect.
     ///
     /// # Errors
-    /// The handshake address can't be listened on, or the state folder can't be used.
+    /// The frontend can't listen on the handshake address, or the state folder can't be used.
     pub(super) async fn rebind(
         &self,
         worker: WorkerId,

@@ -99,16 +99,16 @@ mod tests {
         );
         let files = KvConnector::Files("/kv".into()).config(Role::Prefill).unwrap();
         assert_eq!(files["kv_connector_extra_config"], json!({"shared_storage_path": "/kv"}));
-        let other = |config: Value| match config {
+        let config_of_other = |config: Value| match config {
             Value::Object(config) => KvConnector::Other(config).config(Role::Prefill).unwrap(),
             _ => panic!("an object"),
         };
         assert_eq!(
-            other(json!({"kv_connector": "X"})),
+            config_of_other(json!({"kv_connector": "X"})),
             json!({"kv_connector": "X", "kv_role": "kv_producer"})
         );
         let both = json!({"kv_connector": "X", "kv_role": "kv_both"});
-        assert_eq!(other(both.clone()), both);
+        assert_eq!(config_of_other(both.clone()), both);
     }
 
     #[test]

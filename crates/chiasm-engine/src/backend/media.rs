@@ -56,11 +56,14 @@ impl Tensors {
             let filter = filter.clone();
             let request = TensorRequest {
                 format: engine.format,
+                model_dtype: engine.model_dtype,
                 memory: memory.clone(),
                 is_still_needed: Arc::new(move || filter.selects(&name, &client)),
             };
+            // Called for all items before any is awaited, so that the source knows all the work.
+            let fields = item.source.tensors(request);
             async move {
-                let fields = item.source.tensors(request).await.map_err(JobError::Source)?;
+                let fields = fields.await.map_err(JobError::Source)?;
                 let tensors = fields.map(to_item).transpose()?;
                 Ok::<_, JobError>(tensors.map(|tensors| (item.hash, tensors)))
             }

@@ -278,16 +278,16 @@ impl RunningEngineJob {
             kv_transfer_params,
             ec_transfer_params,
             prefill_stats,
-            // In `finish` and `queued`.
+            // Already read into `finish` and `queued`.
             finish_reason: _,
             stop_reason: _,
             events: _,
             // Only failures have these.
             mm_cache_miss_hashes: _,
             error: _,
-            // Empty: the registry has used it to find the stream.
+            // Empty: the registry took it to find the stream.
             request_id: _,
-            // Not reported.
+            // Chiasm reports no such count.
             num_nans_in_logits: _,
         } = output;
         let Engine { private_network, embeddings: store, .. } = &*self.sender.engine;

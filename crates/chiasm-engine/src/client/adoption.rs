@@ -24,7 +24,7 @@ pub(super) struct FormerEngine {
     ready: EngineReady,
     /// The id of the probe, which differs from those of an earlier frontend's calls: their results
     /// may still arrive.
-    call_id: i64,
+    call_id: u64,
     was_probed: bool,
     /// The requests for which an abort was sent.
     aborted: HashSet<String>,
@@ -52,7 +52,7 @@ impl FormerEngine {
     /// The report can't be decoded.
     pub(super) fn new(report: Bytes, forget: BoxFuture<'static, ()>) -> Result<Self, WireError> {
         let ready = EngineReady::decode(&report)?;
-        let call_id = i64::from(rand::random::<u32>()) + 1;
+        let call_id = u64::from(rand::random::<u32>()) + 1;
         Ok(Self { report, ready, call_id, was_probed: false, aborted: HashSet::new(), forget })
     }
 

@@ -11,7 +11,7 @@ use crate::wire::{Utility, request};
 const PROBE_METHOD: &str = "is_scheduler_paused";
 
 /// The call id of probes. No other call has it, and results with it are dropped.
-const PROBE_CALL_ID: i64 = 0;
+const PROBE_CALL_ID: u64 = 0;
 
 /// Probes the engine whenever it has been silent for `interval`, until it is dead.
 pub(super) async fn probe_when_silent(connection: Arc<Connection>, interval: Duration) {

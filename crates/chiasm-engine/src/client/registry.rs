@@ -26,8 +26,8 @@ pub(super) struct Registry {
     /// The open streams by request id. A fast hash is enough: every id ends with random digits, so
     /// clients can't cause collisions.
     streams: HashMap<String, Stream, RandomState>,
-    calls: HashMap<i64, oneshot::Sender<CallResult>>,
-    last_call: i64,
+    calls: HashMap<u64, oneshot::Sender<CallResult>>,
+    last_call: u64,
     death: Option<DeathCause>,
 }
 
@@ -42,7 +42,7 @@ impl Default for Registry {
     fn default() -> Self {
         // Ids start at a random number: an adopted engine may still answer calls of its earlier
         // frontend.
-        let last_call = i64::from(rand::random::<u32>());
+        let last_call = u64::from(rand::random::<u32>());
         Self { streams: HashMap::default(), calls: HashMap::new(), last_call, death: None }
     }
 }
@@ -94,7 +94,7 @@ impl Registry {
     /// Opens a method call. Returns its id and the receiver of its result.
     pub(super) fn open_call(
         &mut self,
-    ) -> Result<(i64, oneshot::Receiver<CallResult>), EngineError> {
+    ) -> Result<(u64, oneshot::Receiver<CallResult>), EngineError> {
         self.ensure_alive()?;
         self.last_call += 1;
         let (sender, receiver) = oneshot::channel();
@@ -103,7 +103,7 @@ impl Registry {
     }
 
     /// Removes a method call.
-    pub(super) fn cancel_call(&mut self, call_id: i64) {
+    pub(super) fn cancel_call(&mut self, call_id: u64) {
         self.calls.remove(&call_id);
     }
 

@@ -1,7 +1,7 @@
 //! The two tasks that own an engine's sockets: one sends requests, one receives outputs.
 //!
-//! Both end with the engine; either may be the first to detect its death. They then close their
-//! sockets, so that ports and paths are free for the engine's next start.
+//! Both tasks end when the engine dies; either may be the first to detect that. They then close
+//! their sockets, so that ports and paths are free for the engine's next start.
 
 use std::sync::Arc;
 use std::time::Duration;

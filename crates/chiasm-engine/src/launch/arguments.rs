@@ -1,6 +1,6 @@
 //! The command line of a headless engine.
 
-use super::engine_flags::is_engine_flag;
+use super::engine_flags::{engine_flags, is_engine_flag};
 use super::spelling::{is_flag, is_flag_in_full, name};
 use super::{LaunchSpec, ServerFlag};
 use crate::error::EngineError;
@@ -9,15 +9,19 @@ use crate::error::EngineError;
 /// all flags with that prefix.
 const OWNED: [(&str, &str); 19] = [
     ("--headless", "engines are always headless"),
-    ("--data-parallel-*", "each engine is on its own, start more engines instead"),
-    ("-dp*", "each engine is on its own, start more engines instead"),
+    ("--data-parallel-*", "each engine is on its own; start more with --engines N"),
+    ("-dp*", "each engine is on its own; start more with --engines N"),
     ("--nnodes", "all processes of an engine have to be on one machine"),
     ("--node-rank", "all processes of an engine have to be on one machine"),
     ("-n", "all processes of an engine have to be on one machine"),
     ("-r", "all processes of an engine have to be on one machine"),
     ("--master-addr", "all processes of an engine have to be on one machine"),
     ("--master-port", "all processes of an engine have to be on one machine"),
-    ("--mm-processor-cache-gb", "set the receiver cache's size in Chiasm"),
+    (
+        "--mm-processor-cache-gb",
+        "give it before -- (in a file: beside vllm-args), where it is another name of \
+         --receiver-cache-gb",
+    ),
     ("--mm-processor-cache-type", "Chiasm fills the engine's cache and knows its type"),
     ("--enable-prefix-caching", "it is always on"),
     ("--no-enable-prefix-caching", "routing needs the prefix cache"),
@@ -26,11 +30,15 @@ const OWNED: [(&str, &str); 19] = [
     ("--kv-events-config*", "Chiasm subscribes to the events and sets where they are published"),
     ("--api-server-count", "a headless engine has no API server"),
     ("-asc", "a headless engine has no API server"),
-    ("--model", "name the model in Chiasm"),
+    ("--model", "write chiasm serve MODEL (in a file: model, beside vllm-args)"),
     // vLLM's frontend marks the requests to watermark. Without the marks, an engine would silently
     // watermark none.
     ("--watermark-config*", "Chiasm asks for no watermarks, so answers would have none"),
 ];
+
+/// The similarity from which an unknown flag counts as a mistyped one, from 0 to 1. Of vLLM's own
+/// flags, 3 % are as similar to another one, so a flag of a newer vLLM may be refused.
+const MIN_TYPO_SIMILARITY: f64 = 0.93;
 
 /// The number of steps whose KV events an engine can replay, and so the time that a frontend can
 /// be away: about twenty minutes of decoding at 25 ms a step.
@@ -51,18 +59,15 @@ const EC_TRANSFER: (&str, &str) =
 /// Builds the arguments of `vllm`.
 ///
 /// # Errors
-/// A flag of the user is Chiasm's to set, or the handshake address is not `tcp://host:port`.
+/// A flag of the user is Chiasm's to set or mistyped, or the handshake address is not
+/// `tcp://host:port`.
 pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
-    for arg in &spec.extra_args {
-        let owned_for_role = [(&spec.kv_transfer, KV_TRANSFER), (&spec.ec_transfer, EC_TRANSFER)]
-            .into_iter()
-            .find(|(config, (flag, _))| config.is_some() && is_flag(arg, flag))
-            .map(|(_, (_, instead))| instead);
-        if let Some(instead) = alternative(arg).or(owned_for_role) {
-            // The value is left out because it may be a secret.
-            let flag = arg.split('=').next().unwrap_or_default().to_owned();
-            return Err(EngineError::OwnedFlag { flag, instead });
-        }
+    check_flags(&spec.extra_args, spec.kv_transfer.is_some(), spec.ec_transfer.is_some())?;
+    for flag in spec.extra_args.iter().filter(|arg| is_unknown(arg)).map(|arg| name(arg)) {
+        tracing::warn!(
+            flag,
+            "vLLM 0.31 to 0.33 has no such flag; the engine ends if its vLLM has none"
+        );
     }
     let (host, port) = host_and_port(&spec.handshake)?;
     let mut arguments: Vec<String> =
@@ -94,6 +99,38 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     Ok(arguments)
 }
 
+/// Checks that an engine can be launched with these flags of the user. `has_kv_transfer` and
+/// `has_ec_transfer` say whether Chiasm sets the engine's KV or EC connector.
+///
+/// # Errors
+/// [`EngineError::OwnedFlag`] for a flag that Chiasm sets, or that has no effect on an engine;
+/// [`EngineError::MistypedFlag`] for an unknown flag whose name is close to that of a known one.
+pub fn check_flags(
+    args: &[String],
+    has_kv_transfer: bool,
+    has_ec_transfer: bool,
+) -> Result<(), EngineError> {
+    for arg in args {
+        let owned_for_role = [(has_kv_transfer, KV_TRANSFER), (has_ec_transfer, EC_TRANSFER)]
+            .into_iter()
+            .find(|(is_owned, (flag, _))| *is_owned && is_flag(arg, flag))
+            .map(|(_, (_, instead))| instead);
+        if let Some(instead) = alternative(arg).or(owned_for_role) {
+            // The value is left out because it may be a secret.
+            let flag = arg.split('=').next().unwrap_or_default().to_owned();
+            return Err(EngineError::OwnedFlag { flag, instead });
+        }
+        if is_unknown(arg) {
+            let flag = name(arg);
+            let (nearest, similarity) = nearest_flag(&flag);
+            if similarity >= MIN_TYPO_SIMILARITY {
+                return Err(EngineError::MistypedFlag { flag, nearest });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Returns the alternative to an argument that can't be passed to vLLM; `None` for one that can.
 ///
 /// vLLM accepts `_` for `-`, `--flag=value`, `--flag.key value` for JSON and, like every argparse,
@@ -103,6 +140,28 @@ fn alternative(arg: &str) -> Option<&'static str> {
         return Some(instead);
     }
     ServerFlag::find(arg).filter(|flag| flag.is_refused).map(|flag| flag.instead)
+}
+
+/// Returns `true` for a long flag that vLLM 0.31 to 0.33 does not have, in full, abbreviated or
+/// with `no-` before its name.
+fn is_unknown(arg: &str) -> bool {
+    let name = name(arg);
+    let positive = name.replacen("--no-", "--", 1);
+    let is_known = |name: &str| {
+        let mut names =
+            engine_flags().chain(ServerFlag::names()).chain([KV_TRANSFER.0, EC_TRANSFER.0]);
+        place_of_flag(name).is_some() || names.any(|known| known.starts_with(name))
+    };
+    let is_flag = arg.starts_with("--") && arg.len() > 2 && !name.contains(char::is_whitespace);
+    is_flag && !is_known(&name) && !is_known(&positive)
+}
+
+/// Returns the flag for engines whose name is closest to `flag`, with their similarity from 0 to 1.
+pub fn nearest_flag(flag: &str) -> (&'static str, f64) {
+    engine_flags()
+        .map(|known| (known, strsim::jaro(known, flag)))
+        .max_by(|(_, left), (_, right)| left.total_cmp(right))
+        .unwrap_or_default()
 }
 
 /// The place of a flag of `vllm serve` on Chiasm's command line.
@@ -230,6 +289,27 @@ mod tests {
             let spec = LaunchSpec { extra_args: vec![flag.into()], ..spec() };
             assert!(matches!(spec.arguments(), Err(EngineError::OwnedFlag { .. })), "{flag}");
         }
+    }
+
+    #[test]
+    fn mistyped_flag_is_refused_with_nearest() {
+        let check = |arg: &str| check_flags(&[arg.to_owned()], false, false);
+        for arg in ["--max-modle-len", "--max_modle_len=4096", "--max-model-length"] {
+            let error = check(arg).unwrap_err().to_string();
+            assert!(error.ends_with("did you mean --max-model-len?"), "{error}");
+        }
+        // Abbreviations, negations, parts of objects and flags of a newer vLLM.
+        for arg in [
+            "--max-model",
+            "--no-async-scheduling",
+            "--hf-overrides.a",
+            "--brand-new-flag",
+            "--",
+            "max-modle-len",
+        ] {
+            check(arg).unwrap();
+        }
+        assert!(is_unknown("--brand-new-flag") && !is_unknown("--no-async"));
     }
 
     #[test]

@@ -220,5 +220,10 @@ const ALWAYS_ON: [&str; 3] =
 
 /// Returns `true` for a flag of `vllm serve`, in full, that an engine reads or that has no effect.
 pub(super) fn is_engine_flag(flag: &str) -> bool {
-    ENGINE_FLAGS.iter().chain(&ALWAYS_ON).any(|known| *known == flag)
+    engine_flags().chain(ALWAYS_ON).any(|known| known == flag)
+}
+
+/// Returns the flags that an engine reads.
+pub(super) fn engine_flags() -> impl Iterator<Item = &'static str> {
+    ENGINE_FLAGS.into_iter()
 }

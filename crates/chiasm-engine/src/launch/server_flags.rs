@@ -15,16 +15,20 @@ pub struct ServerFlag {
     pub is_refused: bool,
 }
 
-const NO_SERVER: &str =
-    "an engine has no server; give it to Chiasm, before --, if Chiasm has it (docs/from-vllm.md)";
-const SAME_NAME: &str = "give it before --, where it has the same name";
-const DETECTED: &str = "Chiasm detects it, unless --tool-call-parser is given before --";
+const NO_SERVER: &str = "an engine has no server; if Chiasm has the flag (docs/from-vllm.md), give \
+                         it before -- (in a file: beside vllm-args)";
+const SAME_NAME: &str =
+    "give it before -- (in a file: beside vllm-args), where it has the same name";
+const DETECTED: &str = "Chiasm detects it, unless --tool-call-parser is given before -- (in a \
+                        file: beside vllm-args)";
+const CLIENT_CERTIFICATES: &str =
+    "Chiasm checks no client certificates; let a proxy in front of it check them";
 const UNSUPPORTED: &str = "Chiasm has no such flag (docs/from-vllm.md)";
 const LOGGING: &str = "Chiasm logs by the variable CHIASM_LOG, and neither prompts nor answers";
 const MODEL_FOLDER: &str = "Chiasm takes what is in the folder of MODEL";
 
 const METRICS: &str = "Chiasm's metrics are its own (docs/metrics.md), and an engine prints none";
-const TENSORS: &str = "Chiasm makes tensors itself, see --cpu-threads and --processors before --";
+const TENSORS: &str = "Chiasm makes tensors itself, see its --cpu-threads and --processors";
 const EMBEDDINGS: &str = "Chiasm takes no embeddings in requests";
 const HIDDEN: &str = "Chiasm's answers do not show it";
 
@@ -43,11 +47,13 @@ const fn ignored(name: &'static str, instead: &'static str) -> ServerFlag {
 /// The server flags of vLLM 0.33: those of `entrypoints/common/cli_args.py`, and those of
 /// `engine/arg_utils.py` that the server reads. Flags for features that Chiasm always has are not
 /// listed.
-const FLAGS: [ServerFlag; 87] = [
+const FLAGS: [ServerFlag; 89] = [
     refused("--host"),
     refused("--port"),
     refused("--uds"),
     refused("--api-key"),
+    refused_with("--ssl-ca-certs", CLIENT_CERTIFICATES),
+    refused_with("--ssl-cert-reqs", CLIENT_CERTIFICATES),
     refused("--ssl-*"),
     refused("--root-path"),
     refused("--allowed-origins"),
@@ -67,11 +73,11 @@ const FLAGS: [ServerFlag; 87] = [
     // 0.32).
     refused_with(
         "--max-num-queued-reqs",
-        "give --max-requests before --: more requests in flight get 503",
+        "give Chiasm --max-requests; more requests in flight get 503",
     ),
     refused_with(
         "--max-num-queued-tokens",
-        "give --busy-pending-tokens before --, the limit of one engine",
+        "give Chiasm --busy-pending-tokens, the limit of one engine",
     ),
     refused_with(
         "--interleave-mm-strings",
@@ -81,7 +87,8 @@ const FLAGS: [ServerFlag; 87] = [
     // Engines use it to find the end of reasoning, the server to parse answers.
     ignored(
         "--reasoning-parser",
-        "behind -- it is for engines only; give it before --, and Chiasm passes it on to engines",
+        "behind -- it is for engines only; give it before -- (in a file: beside vllm-args), and \
+         Chiasm passes it on to engines",
     ),
     ignored("--reasoning-parser-plugin", UNSUPPORTED),
     ignored("--enable-auto-tool-choice", DETECTED),
@@ -143,7 +150,7 @@ const FLAGS: [ServerFlag; 87] = [
     ),
     ignored(
         "--mm-shm-cache-max-object-size-mb",
-        "the size of an engine's cache is --receiver-cache-gb before --",
+        "the size of an engine's cache is Chiasm's --receiver-cache-gb",
     ),
     ignored("--enable-prompt-embeds", EMBEDDINGS),
     ignored("--enable-mm-embeds", EMBEDDINGS),
@@ -155,6 +162,11 @@ const FLAGS: [ServerFlag; 87] = [
 ];
 
 impl ServerFlag {
+    /// Returns the names of all flags.
+    pub(super) fn names() -> impl Iterator<Item = &'static str> {
+        FLAGS.iter().map(|flag| flag.name)
+    }
+
     /// Returns the flag that an argument gives in full.
     pub(super) fn find_in_full(argument: &str) -> Option<&'static Self> {
         FLAGS.iter().find(|flag| is_flag_in_full(argument, flag.name))
@@ -187,6 +199,14 @@ mod tests {
             Some("--override-generation-config*")
         );
         assert_eq!(name("--ssl_keyfile"), Some("--ssl-*"));
+    }
+
+    #[test]
+    fn alternatives_hold_in_files_too() {
+        for flag in FLAGS.iter().filter(|flag| flag.instead.contains("before --")) {
+            let place = "before -- (in a file: beside vllm-args)";
+            assert!(flag.instead.contains(place), "{}: {}", flag.name, flag.instead);
+        }
     }
 
     #[test]

@@ -229,7 +229,7 @@ impl EngineCoreOutput {
 #[derive(Clone, Debug, PartialEq)]
 pub struct UtilityOutput {
     /// The call's [`call_id`](super::request::Utility::call_id).
-    pub call_id: i64,
+    pub call_id: u64,
     /// The method's return value, or its error.
     pub result: Result<Value, FailureMessage>,
 }
@@ -495,7 +495,7 @@ impl Wire for UtilityOutput {
 
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
         let fields = Fields::open(from, 2)?;
-        let call_id = i64::read(from).named("call_id")?;
+        let call_id = u64::read(from).named("call_id")?;
         let failure = Option::<String>::read(from).named("failure_message")?;
         let mut result = Value::Nil;
         let mut read = 2;

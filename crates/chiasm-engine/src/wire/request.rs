@@ -72,8 +72,8 @@ pub struct Utility {
     /// The index of the result's socket in
     /// [`Addresses::outputs`](super::handshake::Addresses::outputs).
     pub client_index: u32,
-    /// The id of the call, which the result repeats.
-    pub call_id: i64,
+    /// The id of the call, which the result repeats. vLLM takes the upper 64 bits of a UUID.
+    pub call_id: u64,
     /// The method: `reset_mm_cache`, `reset_prefix_cache`, …
     pub method: String,
     /// The positional arguments.

@@ -49,7 +49,7 @@ pub struct SamplingParams {
     /// The number of most likely tokens, besides the chosen one, whose log probabilities are
     /// returned; −1 for the whole vocabulary.
     pub logprobs: Option<i32>,
-    /// As `logprobs`, for each prompt token.
+    /// Like `logprobs`, but for each prompt token.
     pub prompt_logprobs: Option<i32>,
     /// The token that ends generation, unless EOS is ignored. On the wire `_eos_token_id`.
     pub eos_token_id: Option<TokenId>,

@@ -108,13 +108,13 @@ fn folder_only_engines_see_gets_random_stamp() {
 
 #[test]
 fn ids_are_distinct_31_bit_numbers() {
-    let with = |stamp| AdapterFiles { path: "/x".to_owned(), rank: None, stamp };
-    assert_eq!(with([0; 8]).id().get(), 1);
-    assert_eq!(with([255; 8]).id().get(), i32::MAX as u32);
-    assert_eq!(found::next_id(with([255; 8]).id()).get(), 1);
+    let with_stamp = |stamp| AdapterFiles { path: "/x".to_owned(), rank: None, stamp };
+    assert_eq!(with_stamp([0; 8]).id().get(), 1);
+    assert_eq!(with_stamp([255; 8]).id().get(), i32::MAX as u32);
+    assert_eq!(found::next_id(with_stamp([255; 8]).id()).get(), 1);
     let adapters = Adapters::new(3);
     for name in ["a", "b", "c"] {
-        adapters.serve(&source(name, Path::new("/x")), &with([255; 8])).unwrap();
+        adapters.serve(&source(name, Path::new("/x")), &with_stamp([255; 8])).unwrap();
     }
     let ids: Vec<u32> = adapters.all().iter().map(|adapter| adapter.id().get()).collect();
     assert_eq!(ids, [i32::MAX as u32, 1, 2]);

@@ -141,7 +141,7 @@ async fn dead_backend_is_stopped_live_one_detached() {
     all_gone(&fleet).await;
     assert!(fleet.wait_ready(1).await);
     assert_eq!(*ends.lock().unwrap(), ["stopped"]);
-    // Also if requests had to be aborted before.
+    // An engine is also detached if its requests had to be aborted.
     fleet.abort_requests("shutting down");
     fleet.shutdown().await;
     assert_eq!(*ends.lock().unwrap(), ["stopped", "detached"]);

@@ -52,14 +52,16 @@ mod tests {
         let keys: Vec<BlockKey> = block_keys(&prompt, BlockSize::new(1).unwrap());
         let build = BuildBlockKeyHasher::default();
         let alone = |key: &BlockKey| build.hash_one(key);
-        let pair = |key: &BlockKey| build.hash_one((WorkerId(3), key));
-        let other = |key: &BlockKey| build.hash_one((WorkerId(4), key));
-        for hashes in [Vec::from_iter(keys.iter().map(alone)), keys.iter().map(pair).collect()] {
+        let with_worker = |key: &BlockKey| build.hash_one((WorkerId(3), key));
+        let with_other_worker = |key: &BlockKey| build.hash_one((WorkerId(4), key));
+        for hashes in
+            [Vec::from_iter(keys.iter().map(alone)), keys.iter().map(with_worker).collect()]
+        {
             for shift in (0..64).step_by(8) {
                 let bytes: HashSet<u8> = hashes.iter().map(|hash| (hash >> shift) as u8).collect();
                 assert_eq!(bytes.len(), 256, "bits from {shift}");
             }
         }
-        assert!(keys.iter().all(|key| pair(key) != other(key)));
+        assert!(keys.iter().all(|key| with_worker(key) != with_other_worker(key)));
     }
 }

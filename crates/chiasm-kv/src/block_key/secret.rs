@@ -5,7 +5,7 @@ use std::fmt;
 use std::hash::BuildHasher;
 use std::sync::OnceLock;
 
-/// A secret that clients must not know: with it one can construct two prompts with the same
+/// A secret that clients must not know: whoever knows it can construct two prompts with the same
 /// [`BlockKey`](crate::BlockKey)s.
 ///
 /// Each process draws a secret when it computes its first key. Processes that exchange keys need
@@ -16,7 +16,7 @@ pub struct KeySecret([u8; 32]);
 
 /// The error of installing a secret in a process that already uses another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this process has made block keys with another secret already")]
+#[error("this process already uses another secret for block keys")]
 pub struct KeySecretInUse;
 
 static PROCESS_SECRET: OnceLock<KeySecret> = OnceLock::new();

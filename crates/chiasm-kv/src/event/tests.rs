@@ -121,7 +121,7 @@ fn extra_keys_of_other_types_are_kept_as_bytes() {
 
 #[test]
 fn huge_announced_length_is_refused() {
-    // [1.5, [ … u32::MAX elements …
+    // A batch that announces u32::MAX events: [1.5, [ …
     let mut bytes = vec![0x93];
     rmp::encode::write_f64(&mut bytes, 1.5).unwrap();
     rmp::encode::write_array_len(&mut bytes, u32::MAX).unwrap();

@@ -33,7 +33,7 @@ pub(super) struct Prompts {
 /// keyed entry is that block.
 pub(super) struct Cache {
     holder: HolderId,
-    /// The hashes of which the engine holds copies, with the positions of their blocks.
+    /// The hashes of the blocks that the engine holds, with the positions of the blocks.
     entries: Table<Entry>,
     /// The number of copies beyond the first, for hashes with several copies.
     copies: HashMap<EngineHash, u32>,

@@ -233,13 +233,13 @@ impl Model {
     /// Returns the blocks of a prompt that are held by all groups that need all leading blocks.
     fn leading<'a>(&self, tokens: &'a [TokenId]) -> BTreeSet<&'a [TokenId]> {
         let groups = || self.groups.iter().filter(|(_, kind)| kind.needs_all());
-        let held = |block: &usize| {
+        let is_held = |block: &usize| {
             groups().count() > 0
                 && groups()
                     .all(|(group, _)| self.holds(tokens, *block, |m, g| (m, g) == (GPU, *group)))
         };
         (0..tokens.len() / BLOCK.get())
-            .filter(held)
+            .filter(is_held)
             .map(|block| &tokens[..(block + 1) * BLOCK.get()])
             .collect()
     }

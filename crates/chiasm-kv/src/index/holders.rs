@@ -321,8 +321,8 @@ mod tests {
         }
         prop_assert_eq!(holders.is_empty(), model.is_empty());
         prop_assert_eq!(holders.end(len), model.values().map(|(_, to)| *to).max().unwrap_or(0));
-        let held = |block: &u32| model.values().any(|(from, to)| (from..to).contains(&block));
-        prop_assert_eq!(holders.covered(len) as usize, (0..len).filter(held).count());
+        let is_held = |block: &u32| model.values().any(|(from, to)| (from..to).contains(&block));
+        prop_assert_eq!(holders.covered(len) as usize, (0..len).filter(is_held).count());
         prop_assert_eq!(
             holders.entries(len),
             model.values().map(|(from, to)| (to - from) as usize).sum::<usize>()

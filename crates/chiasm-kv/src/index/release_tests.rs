@@ -1,4 +1,4 @@
-//! The release of blocks in the background: lookups meanwhile, and the work per lock of a tree.
+//! The release of blocks in the background: its effect on lookups, and the work per lock of a tree.
 
 use std::collections::VecDeque;
 
@@ -78,7 +78,7 @@ fn fill(index: &PrefixIndex) {
     }
 }
 
-/// Returns the number of nodes of which a holder has blocks.
+/// Returns the number of nodes in which a holder has blocks.
 fn held_nodes(index: &PrefixIndex, holder: HolderId) -> usize {
     let mut held = 0;
     index
@@ -128,14 +128,14 @@ fn removed_or_cleared_worker_is_released_by_chore() {
         let events = vec![KvEvent::AllBlocksCleared];
         index.apply(LEAVING, &KvEventBatch { timestamp: 0.0, events, data_parallel_rank: None });
     };
-    // Each change with the overlap of the changed worker afterwards, if it is still listed.
+    // Each change, and the overlap of the changed worker afterwards, if the worker is still listed.
     let changes: [(Change, Option<usize>); 4] = [
         (|index| index.remove_worker(LEAVING), None),
         (|index| index.add_worker(LEAVING, BLOCK), Some(0)),
         (|index| index.clear(LEAVING), Some(0)),
         (clear_by_event, Some(0)),
     ];
-    for (change, left) in changes {
+    for (change, own_overlap) in changes {
         let chores = Chores::default();
         let index = chores.attach(PrefixIndex::new());
         fill(&index);
@@ -151,17 +151,17 @@ fn removed_or_cleared_worker_is_released_by_chore() {
                 .map(|(_, overlap)| overlap)
                 .collect::<Vec<_>>()
         };
-        let expected = |stays| left.into_iter().chain([stays]).collect::<Vec<_>>();
+        let expected = |staying| own_overlap.into_iter().chain([staying]).collect::<Vec<_>>();
         assert_eq!(
             (overlaps(0), overlaps(1), overlaps(2)),
             (expected(7), expected(7), expected(3))
         );
-        if left.is_some() {
+        if own_overlap.is_some() {
             store(&index, LEAVING, 2);
             assert_eq!(overlaps(2), [7, 3]);
         }
         chores.run_all();
-        if left.is_some() {
+        if own_overlap.is_some() {
             assert_eq!(overlaps(2), [7, 3]);
             index.remove_worker(LEAVING);
         }
@@ -181,8 +181,8 @@ fn late_batch_of_replaced_worker_is_ignored() {
     let replaced = index.core.workers.remove(LEAVING).unwrap();
     index.add_worker(LEAVING, BLOCK);
     store(&index, LEAVING, 2);
-    // A call found the replaced worker before it was removed. It adds a group to it, then clears
-    // it.
+    // Simulates a call that found the worker before it was replaced. The call adds a group to the
+    // worker, then clears the worker.
     let stored = BlockStored {
         block_hashes: vec![ExternalHash::U64(7)],
         token_ids: vec![TokenId(0)],
@@ -223,7 +223,7 @@ fn chore_restores_cap() {
         assert!(index.totals().bytes <= CAP, "{:?}", index.totals());
         assert!(index.totals().shed > shed);
     }
-    // The remaining entries lead to all remaining nodes.
+    // Removing the worker removes every node: none was left without an entry that leads to it.
     index.remove_worker(LEAVING);
     chores.run_all();
     assert_eq!((index.totals().blocks, index.totals().nodes), (0, 0));

@@ -80,9 +80,9 @@ impl PrefixIndex {
     /// [`KeySecret`]. A snapshot takes about 25 bytes for each block that the worker holds.
     ///
     /// The snapshot is consistent: it is the state after the call that made its
-    /// [revision](super::WorkerIndexStats::revision). The worker's own events wait meanwhile, about
-    /// 80 ns for each block. Events of other workers and lookups continue, because a tree is locked
-    /// for some microseconds at a time.
+    /// [revision](super::WorkerIndexStats::revision). During the call the worker's own events wait,
+    /// about 80 ns for each block. Events of other workers and lookups continue, because a tree is
+    /// locked for some microseconds at a time.
     pub fn snapshot(&self, worker: WorkerId) -> Option<Snapshot> {
         self.core.workers.change(worker, |worker| {
             let mut bytes = Vec::new();

@@ -462,7 +462,7 @@ impl Worker {
             |(known, _): &(Source, Cache)| known.tier == source.tier && known.group == source.group;
         if source.tier == Tier::Device && !self.first_is_named {
             self.first_is_named = true;
-            // If blocks were presumed before, the first cache keeps them and stays a chain.
+            // If the first cache already holds presumed blocks, it keeps them and stays a chain.
             if source != self.caches[0].0 && self.caches[0].1.len() == 0 {
                 self.caches[0].0 = source;
                 workers.list_caches(self.id, &self.caches);

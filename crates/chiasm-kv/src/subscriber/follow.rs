@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_zmtp::Connection;
 use futures_util::FutureExt;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, error, info, warn};
 
 use super::connection::connectable;
@@ -18,6 +18,9 @@ use super::{KvEventReceiver, StreamPosition, SubscriberConfig};
 /// The maximum pause after a panic of the receiver. Each panic costs a replay of all messages that
 /// the engine keeps.
 const MAX_PANIC_PAUSE: Duration = Duration::from_secs(60);
+
+/// The time after which an endpoint that refuses connections is reported.
+const UNREACHABLE_AFTER: Duration = Duration::from_secs(10);
 
 /// The state of a subscriber's task.
 pub(super) struct Follower<R> {
@@ -359,6 +362,8 @@ impl<R: KvEventReceiver> Follower<R> {
 /// Connects and subscribes, retrying until it succeeds. A connection is used until it is lost;
 /// after each new connection the subscriber catches up.
 async fn connect(config: &SubscriberConfig, counters: &SubscriberCounters) -> Connection {
+    let started = Instant::now();
+    let mut has_warned = false;
     loop {
         match Connection::subscribe(
             &config.endpoint,
@@ -370,6 +375,14 @@ async fn connect(config: &SubscriberConfig, counters: &SubscriberCounters) -> Co
             Ok(connection) => {
                 counters.count(|counters| &counters.connections);
                 return connection;
+            }
+            Err(error) if started.elapsed() >= UNREACHABLE_AFTER && !has_warned => {
+                has_warned = true;
+                warn!(
+                    endpoint = config.endpoint, %error,
+                    "kv event endpoint is not reachable; vLLM listens only if the endpoint in \
+                     --kv-events-config has a *, such as tcp://*:5557"
+                );
             }
             Err(error) => {
                 debug!(endpoint = config.endpoint, %error, "kv event endpoint is not reachable yet")

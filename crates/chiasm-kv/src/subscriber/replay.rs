@@ -19,8 +19,8 @@ use tokio::time::timeout;
 /// The sequence number of the end marker: −1 as the engine writes it.
 const END: [u8; 8] = [0xff; 8];
 
-/// The number of times that the timeout of the first reply is longer than that of a further one:
-/// the engine may be busy.
+/// The ratio of the timeout of the first reply to that of each further reply. The engine may be
+/// busy before the first reply.
 const GAP_TIMEOUT_DIVISOR: u32 = 10;
 
 /// An open replay. Each replay has its own connection, so replies to an abandoned request can't mix

@@ -98,7 +98,7 @@ async fn followed_engine(
     let mut config = config(&engine);
     change(&mut config);
     let mut followed = follow(config);
-    engine.subscribed().await;
+    engine.wait_for_subscription().await;
     followed.expect([Feed::CaughtUp]).await;
     for seq in 0..count {
         engine.publish(seq * 10).await;
@@ -117,7 +117,7 @@ async fn earlier_messages_are_replayed_at_start() {
     (0..3).for_each(|seq| engine.lose(seq * 10));
     let mut followed = follow(config(&engine));
     followed.expect(messages(0..3).chain([Feed::CaughtUp])).await;
-    engine.subscribed().await;
+    engine.wait_for_subscription().await;
     engine.publish(30).await;
     followed.expect(messages(3..4)).await;
     let expected = SubscriberStats {
@@ -152,7 +152,7 @@ async fn first_message_without_replay_causes_no_reset() {
     let mut config = config(&engine);
     no_replay(&mut config);
     let mut followed = follow(config);
-    engine.subscribed().await;
+    engine.wait_for_subscription().await;
     engine.publish(30).await;
     followed.expect([Feed::CaughtUp].into_iter().chain(behind([message(3, 30)]))).await;
     assert_eq!(followed.counters.read().resets, 0, "nothing was known that could be wrong");
@@ -267,7 +267,7 @@ async fn reconnect_to_same_engine_loses_nothing() {
     let next = engine.next();
     let mut engine = engine.restart(buffer, next).await;
     engine.lose(30);
-    engine.subscribed().await;
+    engine.wait_for_subscription().await;
     followed.expect(behind(messages(3..4))).await;
     engine.publish(40).await;
     followed.expect(messages(4..5)).await;
@@ -292,7 +292,7 @@ async fn reconnect_without_replay_resets_receiver() {
     let (engine, mut followed) = followed_engine(3, no_replay).await;
     let mut engine = engine.restart(ReplayBuffer::default(), 0).await;
     followed.expect(behind([Feed::Reset])).await;
-    engine.subscribed().await;
+    engine.wait_for_subscription().await;
     engine.publish(1000).await;
     followed.expect([message(0, 1000)]).await;
 }
@@ -347,7 +347,7 @@ async fn panicking_receiver_gets_all_batches_again() {
     let receiver = PanickingReceiver { sender: FeedSender(sender), mark: Some(10) };
     let subscriber = Subscriber::start(config(&engine), receiver, counters.clone());
     let mut followed = Followed { subscriber, counters, feed };
-    engine.subscribed().await;
+    engine.wait_for_subscription().await;
     followed.expect([Feed::CaughtUp]).await;
     for mark in [0, 10] {
         engine.publish(mark).await;
@@ -416,7 +416,7 @@ async fn resumed_subscriber_delivers_only_new_batches() {
     let (mut engine, position) = engine_after_stop().await;
     let mut followed = resume(config(&engine), position);
     followed.expect(messages(2..5).chain([Feed::CaughtUp])).await;
-    engine.subscribed().await;
+    engine.wait_for_subscription().await;
     engine.publish(50).await;
     followed.expect(messages(5..6)).await;
     assert_eq!(followed.counters.read().resets, 0);

@@ -123,15 +123,15 @@ impl FetchLimiter {
     /// Forgets origins whose connections are all closed, if the table is full. Returns `true` if
     /// one more origin fits.
     fn make_room(&self, origins: &mut HashMap<Origin, OriginEntry>, now: Instant) -> bool {
-        let kept = |origins: &HashMap<Origin, OriginEntry>| {
+        let kept_count = |origins: &HashMap<Origin, OriginEntry>| {
             origins.values().filter(|entry| entry.keep_alive).count()
         };
-        if kept(origins) >= MAX_KEPT_ORIGINS {
+        if kept_count(origins) >= MAX_KEPT_ORIGINS {
             origins.retain(|_, entry| {
                 entry.users > 0 || now.duration_since(entry.last_used) < self.origin_ttl
             });
         }
-        kept(origins) < MAX_KEPT_ORIGINS
+        kept_count(origins) < MAX_KEPT_ORIGINS
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Origin, OriginEntry>> {

@@ -1,4 +1,8 @@
 //! The CPU budget of a request, and the due times of its work.
+//!
+//! Of several requests that wait for the CPU, the one with the least remaining work is served
+//! first. This minimizes the mean time until requests are done: if every request got an equal share
+//! instead, all would be done late. Waiting raises a request's rank, so none starves.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -7,7 +11,7 @@ use chiasm_limit::Owner;
 
 use super::error::CpuError;
 
-/// The time until a piece of work is due, as a multiple of its price.
+/// The time until a request's remaining work is due, as a multiple of its price.
 ///
 /// A request therefore waits in proportion to its work: work of 10 ms overtakes work of a second
 /// that was requested up to four seconds earlier. No work is overtaken forever.
@@ -18,10 +22,9 @@ const TOLERANCE_FACTOR: u32 = 3;
 
 /// The CPU budget of one request. Clones share it.
 ///
-/// Each piece of work has a due time, which is four times the work's price after the work was
-/// requested. If the request's previous piece was not due yet, the time counts from when that piece
-/// is due. A request that submits much work at once is therefore served as if it had submitted the
-/// pieces one after another.
+/// The request's remaining work is all work that was announced and is not done. It is due four
+/// times its price after the first announcement. Pieces announced before any is queued, such as
+/// the images of a request, share one due time, before that of later requests of the same size.
 #[derive(Clone, Debug)]
 pub struct CpuBudget {
     state: Arc<BudgetState>,
@@ -38,13 +41,22 @@ struct BudgetState {
 #[derive(Debug)]
 struct Spent {
     cost: Duration,
-    /// The due time of the last piece of work; `None` before the first.
-    due: Option<Instant>,
+    /// The price of the announced work that is not done.
+    remaining: Duration,
+    /// The time of the first announcement since nothing remained.
+    since: Option<Instant>,
 }
 
 /// The permission for a piece of work, which its request's budget has paid for.
 #[derive(Clone, Debug)]
 pub struct Ticket {
+    price: Duration,
+    state: Arc<BudgetState>,
+}
+
+/// Announced work. Dropping this marks it as done or cancelled.
+#[derive(Debug)]
+pub struct AnnouncedWork {
     price: Duration,
     state: Arc<BudgetState>,
 }
@@ -61,13 +73,19 @@ impl CpuBudget {
     }
 
     fn build(owner: Option<Owner>, limit: Duration) -> Self {
-        let spent = Mutex::new(Spent { cost: Duration::ZERO, due: None });
+        let spent =
+            Mutex::new(Spent { cost: Duration::ZERO, remaining: Duration::ZERO, since: None });
         Self { state: Arc::new(BudgetState { owner, limit, spent }) }
     }
 
     /// Returns the cost of the work so far.
     pub fn spent(&self) -> Duration {
         self.state.spent().cost
+    }
+
+    /// Announces work at this price. The work may turn out to be unnecessary.
+    pub fn announce(&self, price: Duration) -> AnnouncedWork {
+        AnnouncedWork::new(&self.state, price, Instant::now())
     }
 
     /// Charges the price of a piece of work, even if the work is never done.
@@ -111,15 +129,38 @@ impl Ticket {
         }
     }
 
-    /// Returns the due time of the work, requested at `now`.
-    pub(super) fn due(&self, now: Instant) -> Instant {
-        let mut spent = self.state.spent();
-        let from = spent.due.map_or(now, |due| due.max(now));
+    /// Announces the work.
+    pub(super) fn announce(&self) -> AnnouncedWork {
+        AnnouncedWork::new(&self.state, self.price, Instant::now())
+    }
+}
+
+impl AnnouncedWork {
+    fn new(state: &Arc<BudgetState>, price: Duration, now: Instant) -> Self {
+        let mut spent = state.spent();
+        spent.remaining = spent.remaining.saturating_add(price);
+        spent.since.get_or_insert(now);
+        drop(spent);
+        Self { price, state: state.clone() }
+    }
+
+    /// Returns the time at which the request's remaining work is due.
+    pub(super) fn due(&self) -> Instant {
+        let spent = self.state.spent();
+        let since = spent.since.unwrap_or_else(Instant::now);
         // An unlimited budget may exceed the range of `Instant`. The order of requests decides
         // then.
-        let due = from.checked_add(self.price.saturating_mul(DUE_FACTOR)).unwrap_or(from);
-        spent.due = Some(due);
-        due
+        since.checked_add(spent.remaining.saturating_mul(DUE_FACTOR)).unwrap_or(since)
+    }
+}
+
+impl Drop for AnnouncedWork {
+    fn drop(&mut self) {
+        let mut spent = self.state.spent();
+        spent.remaining = spent.remaining.saturating_sub(self.price);
+        if spent.remaining.is_zero() {
+            spent.since = None;
+        }
     }
 }
 
@@ -148,8 +189,8 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn due(budget: &CpuBudget, price: Duration, now: Instant) -> Instant {
-        budget.ticket(price).unwrap().due(now)
+    fn announce(budget: &CpuBudget, price: Duration, now: Instant) -> AnnouncedWork {
+        AnnouncedWork::new(&budget.state, price, now)
     }
 
     #[test]
@@ -185,20 +226,39 @@ mod tests {
     fn light_request_is_due_before_heavy_one() {
         let now = Instant::now();
         let greedy = budget(100 * SECOND);
-        let pieces: Vec<_> = (0..8).map(|_| due(&greedy, SECOND, now)).collect();
-        assert!(pieces.is_sorted());
-        let modest = due(&budget(SECOND), SECOND, now + SECOND);
-        assert!(modest < pieces[1]);
-        let light = due(&budget(SECOND), SECOND / 100, now + SECOND);
-        assert!(light < pieces[0]);
+        let pieces: Vec<_> = (0..8).map(|_| announce(&greedy, SECOND, now)).collect();
+        let modest = budget(SECOND);
+        let light = announce(&modest, SECOND, now + SECOND);
+        assert!(light.due() < pieces[0].due());
+    }
+
+    #[test]
+    fn request_with_less_remaining_work_is_due_first() {
+        let now = Instant::now();
+        let first = budget(100 * SECOND);
+        let second = budget(100 * SECOND);
+        let mut of_first: Vec<_> = (0..5).map(|_| announce(&first, SECOND, now)).collect();
+        let of_second: Vec<_> =
+            (0..5).map(|_| announce(&second, SECOND, now + SECOND / 1000)).collect();
+        // A request's pieces share a due time; requests keep their order.
+        assert_eq!(of_first[0].due(), of_first[4].due());
+        assert!(of_first[4].due() < of_second[0].due());
+        // A shorter request overtakes, but not a request that is nearly done.
+        let third = budget(SECOND);
+        let of_third = announce(&third, 2 * SECOND, now + SECOND);
+        assert!(of_third.due() < of_first[0].due());
+        of_first.truncate(1);
+        assert!(of_first[0].due() < of_third.due());
     }
 
     #[test]
     fn heavy_work_is_overtaken_for_limited_time() {
         let now = Instant::now();
-        let heavy = due(&budget(10 * SECOND), 10 * SECOND, now);
-        let overtaken =
-            |after: Duration| due(&budget(SECOND), Duration::from_millis(1), now + after) < heavy;
+        let heavy = budget(10 * SECOND);
+        let heavy = announce(&heavy, 10 * SECOND, now);
+        let overtaken = |after: Duration| {
+            announce(&budget(SECOND), Duration::from_millis(1), now + after).due() < heavy.due()
+        };
         assert!(overtaken(39 * SECOND));
         assert!(!overtaken(41 * SECOND));
     }
@@ -207,8 +267,9 @@ mod tests {
     fn past_work_does_not_delay_later_work() {
         let now = Instant::now();
         let waited = budget(10 * SECOND);
-        due(&waited, SECOND, now);
+        drop(announce(&waited, SECOND, now));
         let later = now + 60 * SECOND;
-        assert_eq!(due(&waited, SECOND, later), due(&budget(SECOND), SECOND, later));
+        let new = budget(SECOND);
+        assert_eq!(announce(&waited, SECOND, later).due(), announce(&new, SECOND, later).due());
     }
 }

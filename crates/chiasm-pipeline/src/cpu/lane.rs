@@ -122,7 +122,7 @@ impl Lane {
         let mut state = self.state();
         state.closed = true;
         let dropped = std::mem::take(&mut state.waiting);
-        // The load of a closed lane is not read any more.
+        // The load of a closed lane is no longer read.
         state.pending = Duration::ZERO;
         drop(state);
         self.metrics.waiting.dec_by(dropped.len() as i64);

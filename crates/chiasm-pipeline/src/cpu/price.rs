@@ -46,6 +46,11 @@ pub fn tensor(pixels: u64, tensor_bytes: usize) -> Duration {
     nanos(pixels, 1).saturating_add(nanos(tensor_bytes as u64, 1))
 }
 
+/// Estimates reading the index of a video file, which has headers between its samples.
+pub fn video_index(bytes: usize) -> Duration {
+    Duration::from_micros(500).saturating_add(Duration::from_nanos(bytes as u64 / 2))
+}
+
 /// Estimates copying a tensor to the memory of another engine.
 pub fn copy(tensor_bytes: usize) -> Duration {
     Duration::from_nanos(tensor_bytes as u64 / 2)

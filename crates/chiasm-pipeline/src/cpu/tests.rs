@@ -1,6 +1,7 @@
 use std::net::Ipv4Addr;
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, channel};
+use std::time::Instant;
 
 use chiasm_limit::Owner;
 use futures_util::future::{join_all, try_join_all};

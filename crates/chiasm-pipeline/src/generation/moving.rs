@@ -30,8 +30,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Generation {
     /// Attempts the request until its first output. If its worker becomes suspect before that,
-    /// begins it on another worker, too. The first to produce output continues, and the other is
-    /// aborted.
+    /// also begins the request on another worker. The first attempt with output continues, and the
+    /// other is aborted.
     ///
     /// # Errors
     /// Returns the last failure, and the attempts before it.

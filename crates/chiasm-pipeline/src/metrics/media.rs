@@ -12,6 +12,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct CauseLabel {
+    cause: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct HowLabel {
     how: &'static str,
 }
@@ -42,9 +47,23 @@ pub(super) struct MediaMetrics {
     found_tokens: Counter,
     unread: Gauge,
     cut: Counter,
+    planned_videos: Counter,
+    whole_videos: Family<CauseLabel, Counter>,
 }
 
+/// The causes for which videos go to vLLM's own processor that are not properties of a file or of
+/// the model, which have many more.
+const WHOLE_VIDEO_CAUSES: [&str; 6] =
+    ["agent", "encoder_cache", "limit", "other_frames", "release", "untrusted_kwargs"];
+
 impl MediaMetrics {
+    /// Creates the series whose labels are known.
+    pub(super) fn create_series(&self) {
+        for cause in WHOLE_VIDEO_CAUSES {
+            drop(self.whole_videos.get_or_create(&CauseLabel { cause }));
+        }
+    }
+
     pub(super) fn register(&self, r: &mut Registry) {
         r.register(
             "media_opened",
@@ -105,6 +124,38 @@ impl MediaMetrics {
             "Answers aborted because they had the most unread bytes when the limit was reached",
             self.cut.clone(),
         );
+        r.register(
+            "videos_planned",
+            "Videos of requests that were planned from their containers, without decoding, \
+             for each plan class of workers",
+            self.planned_videos.clone(),
+        );
+        r.register(
+            "videos_whole",
+            "Videos of requests that went to vLLM's own processor as whole files, \
+             for all workers or some plan classes, by the cause: \
+             a property of the container, the codec or the model that plans do not cover; \
+             settings that the request may not change (untrusted_kwargs); \
+             too many, too long, too large or too costly (limit); \
+             engines of another vLLM release (release), whose encoder may be too small \
+             (encoder_cache), or of an agent (agent); other frames than its index says (other_frames)",
+            self.whole_videos.clone(),
+        );
+    }
+
+    /// Counts the planned videos of a request.
+    pub(super) fn count_planned_videos(&self, videos: usize) {
+        self.planned_videos.inc_by(videos as u64);
+    }
+
+    /// Counts videos that went to vLLM's own processor.
+    pub(super) fn count_whole_videos(&self, cause: &'static str, videos: usize) {
+        self.whole_videos.get_or_create(&CauseLabel { cause }).inc_by(videos as u64);
+    }
+
+    #[cfg(test)]
+    pub(super) fn whole_videos(&self, cause: &'static str) -> u64 {
+        self.whole_videos.get_or_create(&CauseLabel { cause }).get()
     }
 
     /// Sets the metrics to a snapshot.

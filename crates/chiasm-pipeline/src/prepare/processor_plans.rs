@@ -6,12 +6,13 @@ use std::sync::Arc;
 use chiasm_fleet::PresentClass;
 use chiasm_media::EncodedMedia;
 use chiasm_prompt::{Expanded, MarkerText};
-use chiasm_request::{Chat, MediaRef};
+use chiasm_request::{Chat, MediaKwargs, MediaRef};
 use chiasm_types::{Modality, TokenId};
 use futures_util::future::{join_all, try_join_all};
-use serde_json::{Map, Value};
 
-use super::{ClassPlan, Preparation, check_tokens, in_prompt_order, render, retain_fitting};
+use super::{
+    ClassPlan, Preparation, check_tokens, either_plans, in_prompt_order, render, retain_fitting,
+};
 use crate::cpu::price;
 use crate::error::{Cause, RequestError};
 use crate::item::ItemPlan;
@@ -20,19 +21,23 @@ use crate::processor_items::{
     ProcessorItem, ProcessorSettings, PromptItem, ReleaseProcessor, VllmProcessors, conversation,
 };
 use crate::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
+use crate::video::PlannedVideos;
 
-/// A conversation's media items, in its order.
+/// The media items of a conversation, in the conversation's order.
 struct Items {
     media: Vec<EncodedMedia>,
     sources: Vec<MediaRef>,
     /// The items that vLLM's processor made; `None` for items that Chiasm processes.
     processor_items: Vec<Option<ProcessorItem>>,
+    /// The planned videos, which take the place of processor items.
+    videos: PlannedVideos,
     /// The settings of the items that Chiasm processes.
-    kwargs: Map<String, Value>,
+    kwargs: Arc<MediaKwargs>,
 }
 
 impl Preparation<'_> {
-    /// Plans a conversation with vLLM's own processors, each for the workers of its release.
+    /// Plans a conversation once per vLLM release, with that release's processor, for the workers
+    /// of the release.
     pub(crate) async fn plan_with_processors(
         &self,
         processors: &VllmProcessors,
@@ -48,23 +53,20 @@ impl Preparation<'_> {
                 Self { classes, ..self.clone() }.plan_with(processor, chat, media).await
             },
         );
-        let plans = join_all(plans).await.into_iter().reduce(|a, b| match (a, b) {
-            (Ok(a), Ok(b)) => Ok([a, b].concat()),
-            // A request that fails with one release may succeed with another.
-            (Ok(plans), Err(_)) | (Err(_), Ok(plans)) => Ok(plans),
-            (Err(error), Err(_)) => Err(error),
-        });
+        let plans = join_all(plans).await.into_iter().reduce(either_plans);
         plans.unwrap_or_else(|| Err(RequestError::not_ready()))
     }
 
     /// Returns the field of the first item that needs vLLM's processor, or else `messages`.
     fn field_at_fault<'b>(&self, chat: &'b Chat, media: &[EncodedMedia]) -> &'b str {
-        let mut items = media.iter().zip(&chat.media);
-        let item = items.find(|(encoded, _)| self.pipeline.needs_vllm_processor(encoded));
-        item.map_or("messages", |(_, source)| &source.field)
+        let mut items = media.iter().zip(&chat.media).enumerate();
+        let item = items.find(|(index, (encoded, _))| {
+            self.videos.get(*index).is_none() && self.pipeline.needs_vllm_processor(encoded)
+        });
+        item.map_or("messages", |(_, (_, source))| &source.field)
     }
 
-    /// Plans a conversation for the workers of one release.
+    /// Plans a conversation for the workers of one vLLM release.
     async fn plan_with(
         &self,
         processor: &Arc<ReleaseProcessor>,
@@ -84,23 +86,25 @@ impl Preparation<'_> {
             }
             (media, chat.media) = add_soundtracks(media, std::mem::take(&mut chat.media));
         }
+        let videos = self.videos_for_release();
         let server_limits = &self.pipeline.limits.items_per_prompt;
         check_counts(&chat.media, |modality| {
             settings.limit(modality).min(server_limits.get(modality))
         })?;
-        let open = async |(encoded, source): (&EncodedMedia, &MediaRef)| {
-            if !self.pipeline.needs_vllm_processor(encoded) {
+        let open = async |(index, (encoded, source)): (usize, (&EncodedMedia, &MediaRef))| {
+            if videos.get(index).is_some() || !self.pipeline.needs_vllm_processor(encoded) {
                 return Ok(None);
             }
             let item = processor.open(encoded, &settings, &source.field).await;
             item.map(Some).map_err(|error| error.at(&source.field))
         };
-        let processor_items = try_join_all(media.iter().zip(&chat.media).map(open)).await?;
+        let to_open = media.iter().zip(&chat.media).enumerate();
+        let processor_items = try_join_all(to_open.map(open)).await?;
         let is_small = is_small_chat(&chat, &self.pipeline.model);
         let cost = price_of_chat(&chat, &self.pipeline.model, self.cpu);
         let sources = std::mem::take(&mut chat.media);
-        let kwargs = std::mem::take(&mut chat.media_kwargs).processor;
-        let items = Items { media, sources, processor_items, kwargs };
+        let kwargs = Arc::new(*std::mem::take(&mut chat.media_kwargs));
+        let items = Items { media, sources, processor_items, videos, kwargs };
         let native_plans = self.native_plans_of_first_class(&items)?;
         let prompt_items = self.prompt_items(&native_plans, &items, &settings)?;
         let expanded = if settings.greeting().writes_conversations {
@@ -114,6 +118,16 @@ impl Preparation<'_> {
         };
         check_tokens(&expanded.tokens, self.pipeline.model.last_token())?;
         self.class_plans(processor, &items, expanded).await
+    }
+
+    /// Returns the planned videos if all workers of the release take them. No video of a request
+    /// with soundtracks is planned.
+    fn videos_for_release(&self) -> PlannedVideos {
+        let videos = self.pipeline.videos.as_ref().filter(|_| !self.videos.is_empty());
+        match videos {
+            Some(videos) if videos.accept(&self.classes, &self.videos) => self.videos.clone(),
+            _ => PlannedVideos::default(),
+        }
     }
 
     /// Renders and tokenizes the conversation, with a marker for each item.
@@ -145,7 +159,7 @@ impl Preparation<'_> {
         .await
     }
 
-    /// Plans the items that Chiasm processes, for workers of the first class.
+    /// Plans the items that Chiasm processes, for workers of the first plan class.
     fn native_plans_of_first_class(
         &self,
         items: &Items,
@@ -153,8 +167,8 @@ impl Preparation<'_> {
         self.native_plans(items, self.classes.first().ok_or_else(RequestError::not_ready)?)
     }
 
-    /// Returns the items as they are expanded in the prompt. That is the same for all classes of
-    /// workers, unlike the items' identities.
+    /// Returns the items' expansions in the prompt. All plan classes have the same expansions, but
+    /// not the same identities of items.
     ///
     /// # Errors
     /// Returns [`Cause::ContextFull`] if the items alone exceed every worker's context.
@@ -164,27 +178,31 @@ impl Preparation<'_> {
         items: &'b Items,
         settings: &ProcessorSettings,
     ) -> Result<Vec<PromptItem<'b>>, RequestError> {
-        let marker =
+        let image_marker =
             self.pipeline.model.vision.as_ref().map_or(&[][..], |vision| &vision.prompt().marker);
+        let video_marker = self.pipeline.videos.as_ref().map_or(&[][..], |videos| videos.marker());
         let prompt_items: Vec<PromptItem<'_>> = native_plans
             .iter()
             .zip(&items.processor_items)
             .filter_map(|(native, processor_item)| match native {
                 Some(native) => Some(PromptItem::Native {
                     modality: &native.modality,
-                    marker,
+                    marker: match native.modality {
+                        Modality::Video => video_marker,
+                        _ => image_marker,
+                    },
                     runs: &native.runs,
                 }),
                 None => processor_item.as_ref().map(PromptItem::Processor),
             })
             .collect();
-        // Soundtracks stand within their videos' placeholders.
+        // A soundtrack's tokens are within its video's placeholder.
         let is_counted = |item: &&PromptItem<'_>| {
             !(settings.uses_audio_in_video() && *item.modality() == Modality::Audio)
         };
         let counts = prompt_items.iter().filter(is_counted).map(PromptItem::tokens);
         let tokens = counts.fold(0, usize::saturating_add);
-        // Checked before anything of that size is built.
+        // Checked before a prompt of that size is built.
         let max_model_len = self.classes.iter().map(|class| class.max_model_len).max().unwrap_or(0);
         if tokens > max_model_len {
             return Err(Cause::ContextFull { tokens, max_model_len }.into());
@@ -192,7 +210,7 @@ impl Preparation<'_> {
         Ok(prompt_items)
     }
 
-    /// Plans the items that Chiasm processes, for workers of a class.
+    /// Plans the items that Chiasm processes, for workers of a plan class.
     fn native_plans(
         &self,
         items: &Items,
@@ -200,17 +218,22 @@ impl Preparation<'_> {
     ) -> Result<Vec<Option<ItemPlan>>, RequestError> {
         let images = &self.pipeline.images;
         let zipped = items.media.iter().zip(&items.sources).zip(&items.processor_items);
-        let plans = zipped.map(|((encoded, source), processor_item)| {
+        let plans = zipped.enumerate().map(|(index, ((encoded, source), processor_item))| {
             if processor_item.is_some() {
                 return Ok(None);
             }
-            let settings = images.settings(&items.kwargs, class)?;
+            if let (Some(videos), Some(video)) = (&self.pipeline.videos, items.videos.get(index)) {
+                let field = &source.field;
+                let item = videos.item(encoded, video, &items.kwargs, class, field, self.cpu);
+                return item.map(Some);
+            }
+            let settings = images.settings(&items.kwargs.processor, class)?;
             images.plan(encoded, &settings, class, &source.field, self.cpu).map(Some)
         });
         plans.collect()
     }
 
-    /// Plans the expanded prompt for each class.
+    /// Plans the expanded prompt for each plan class.
     async fn class_plans(
         &self,
         processor: &Arc<ReleaseProcessor>,

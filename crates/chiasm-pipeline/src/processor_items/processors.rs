@@ -9,10 +9,9 @@ use chiasm_fleet::{PresentClass, PresentClasses};
 use chiasm_media::ByteBudget;
 use chiasm_processor::{ProcessorError, ProcessorOptions};
 use chiasm_types::VllmVersion;
-use tokio::sync::Semaphore;
 
 use super::super::error::RequestError;
-use super::{ReleaseProcessor, VllmProcessorOptions};
+use super::{ReleaseProcessor, VideoSlots, VllmProcessorOptions, max_embeds};
 use crate::cpu::CpuPool;
 use crate::metrics::PipelineMetrics;
 
@@ -23,6 +22,7 @@ use crate::metrics::PipelineMetrics;
 pub struct VllmProcessors {
     first: Arc<ReleaseProcessor>,
     others: Vec<Arc<ReleaseProcessor>>,
+    videos: Arc<VideoSlots>,
     /// The workers' releases that have no processor, which were logged; `None` for workers that
     /// accept no items.
     logged_missing: Mutex<BTreeSet<Option<VllmVersion>>>,
@@ -36,7 +36,7 @@ impl VllmProcessors {
         budget: &ByteBudget,
         metrics: &Arc<PipelineMetrics>,
     ) -> Self {
-        let videos = Arc::new(Semaphore::new(options.concurrent_videos));
+        let videos = Arc::new(VideoSlots::new(options.concurrent_videos));
         let build = |python: PathBuf| {
             let processor = ProcessorOptions { python, ..options.processor.clone() };
             let options = VllmProcessorOptions { processor, ..options.clone() };
@@ -51,8 +51,51 @@ impl VllmProcessors {
         Self {
             first: build(options.processor.python.clone()),
             others: options.other_pythons.iter().cloned().map(build).collect(),
+            videos,
             logged_missing: Mutex::default(),
         }
+    }
+
+    /// Returns the options of the first processor, which the others share but for the Python.
+    pub(crate) fn options(&self) -> &VllmProcessorOptions {
+        &self.first.options
+    }
+
+    /// Returns the slots in which videos are decoded.
+    pub(crate) fn video_slots(&self) -> &VideoSlots {
+        &self.videos
+    }
+
+    /// Returns the processor that serves the workers of a class.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Self::by_release`].
+    pub(crate) async fn for_class(
+        &self,
+        class: &PresentClass,
+    ) -> Result<Arc<ReleaseProcessor>, RequestError> {
+        let serving = self.by_release(&[class.clone()].into()).await?;
+        let (processor, _) = serving.first().ok_or_else(RequestError::not_ready)?;
+        Ok(Arc::clone(processor))
+    }
+
+    /// Returns `false` if all processors are running and none serves the workers of a class.
+    pub(crate) fn may_serve(&self, class: &PresentClass) -> bool {
+        [&self.first].into_iter().chain(&self.others).any(|release| {
+            let processor = release.start.running();
+            processor.is_none_or(|processor| is_served_by(class, &processor.greeting().vllm))
+        })
+    }
+
+    /// Returns the maximum number of embeddings of one item that the workers of a class can encode
+    /// at once, as their processor reports it; `None` if that processor is not running yet.
+    pub(crate) fn max_embeds(&self, class: &PresentClass) -> Option<usize> {
+        let mut running = [&self.first].into_iter().chain(&self.others).filter_map(|release| {
+            let processor = release.start.running()?;
+            let greeting = processor.greeting();
+            is_served_by(class, &greeting.vllm).then(|| max_embeds(greeting))
+        });
+        running.next()
     }
 
     /// Starts all processors that are not running yet, and waits for the first one.

@@ -26,8 +26,14 @@ impl Start {
 
     /// Returns `true` if the processor has started.
     pub(super) fn is_running(&self) -> bool {
+        self.running().is_some()
+    }
+
+    /// Returns the processor if it has started.
+    pub(super) fn running(&self) -> Option<Processor> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        last.as_ref().is_some_and(|(outcome, _)| matches!(*outcome.borrow(), Some(Ok(_))))
+        let (outcome, _) = last.as_ref()?;
+        outcome.borrow().as_ref()?.as_ref().ok().cloned()
     }
 
     /// Starts the processor unless it was started, without waiting for it.

@@ -28,7 +28,7 @@ pub(super) fn to_dicts(
         .collect()
 }
 
-/// The number of items of each modality in the messages before.
+/// The number of items of each modality in the earlier messages.
 type ItemCounts<'a> = BTreeMap<&'a Modality, usize>;
 
 fn to_dict<'a>(
@@ -48,7 +48,7 @@ fn to_dict<'a>(
     match message.role.as_str() {
         "assistant" => {
             extra.extend(tool_calls(index, message)?.map(|calls| ("tool_calls", calls)));
-            // Templates use one of two names for it.
+            // Templates use one of two names for the reasoning.
             let reasoning = message.reasoning.iter();
             extra.extend(reasoning.flat_map(|text| {
                 ["reasoning", "reasoning_content"].map(|name| (name, json!(text)))

@@ -84,8 +84,8 @@ pub(super) fn from_file(path: &Path) -> Result<Option<Source>, PromptError> {
 }
 
 /// Reads the `chat_template` of a JSON file: a string, a list of `{"name", "template"}`, or an
-/// object from names to templates. Of several templates, returns the one with the first existing
-/// name of `names`.
+/// object from names to templates. If there are several templates, returns the template with the
+/// first existing name of `names`.
 fn from_json(path: PathBuf, names: &[&str]) -> Result<Option<Source>, PromptError> {
     let named: Vec<(String, Value)> =
         match read_object(&path)?.and_then(|mut config| config.remove("chat_template")) {
@@ -182,7 +182,7 @@ mod tests {
 
     #[test]
     fn tool_template_is_the_tokenizers() {
-        let found = |files: &[(&str, &str)]| {
+        let tool_template = |files: &[(&str, &str)]| {
             let dir = tempfile::tempdir().unwrap();
             std::fs::create_dir(dir.path().join("chat_templates")).unwrap();
             for (name, text) in files {
@@ -191,13 +191,13 @@ mod tests {
             find_for_tools(dir.path()).unwrap().map(|source| source.text)
         };
         let named = r#"{"chat_template": {"default": "d", "tool_use": "t"}}"#;
-        assert_eq!(found(&[("tokenizer_config.json", named)]).as_deref(), Some("t"));
-        assert_eq!(found(&[CONFIG, JSON, PROCESSOR]).as_deref(), Some("config"));
+        assert_eq!(tool_template(&[("tokenizer_config.json", named)]).as_deref(), Some("t"));
+        assert_eq!(tool_template(&[CONFIG, JSON, PROCESSOR]).as_deref(), Some("config"));
         assert_eq!(
-            found(&[JINJA, ("chat_templates/tool_use.jinja", "use")]).as_deref(),
+            tool_template(&[JINJA, ("chat_templates/tool_use.jinja", "use")]).as_deref(),
             Some("use")
         );
-        assert_eq!(found(&[JSON, PROCESSOR]), None);
+        assert_eq!(tool_template(&[JSON, PROCESSOR]), None);
     }
 
     #[test]

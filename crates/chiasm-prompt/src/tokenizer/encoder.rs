@@ -32,6 +32,7 @@ use chiasm_types::TokenId;
 use added_tokens::{AddedTokens, Piece};
 use normalize::{Metaspace, Normalization};
 pub(super) use piece_cache::PieceCache;
+pub(super) use pipeline::TokenizerMerges;
 use split::Splitter;
 use words::{WordState, Words};
 
@@ -78,9 +79,12 @@ impl Encoder {
     /// Creates the encoder for a tokenizer and its `tokenizer.json`. Returns `None` if this kind of
     /// tokenizer is not supported.
     ///
-    /// The file is parsed again for the merges, which `tokenizers` does not expose.
-    pub(super) fn for_tokenizer(tokenizer: &tokenizers::Tokenizer, json: &[u8]) -> Option<Self> {
-        let encoder = pipeline::build_encoder(tokenizer, json)?;
+    /// `file` has the merges, which `tokenizers` does not expose.
+    pub(super) fn for_tokenizer(
+        tokenizer: &tokenizers::Tokenizer,
+        file: &TokenizerMerges<'_>,
+    ) -> Option<Self> {
+        let encoder = pipeline::build_encoder(tokenizer, file)?;
         for special in [false, true] {
             for text in SELF_CHECK {
                 let expected = tokenizer.encode_fast(*text, special).ok()?;

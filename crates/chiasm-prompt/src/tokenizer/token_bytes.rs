@@ -34,8 +34,8 @@ impl ByteForm {
         }
     }
 
-    /// Returns the text of a token if it decodes to the same text in every context: it is of the
-    /// model's own vocabulary, consists of whole characters, and decoding only joins bytes.
+    /// Returns the text of a token if it decodes to the same text in every context: the token is in
+    /// the model's own vocabulary, consists of whole characters, and decoding only joins bytes.
     pub(super) fn context_free_text(self, tokenizer: &Tokenizer, token: TokenId) -> Option<String> {
         let added = tokenizer.get_added_vocabulary().get_added_tokens_decoder();
         if self != (Self::ByteLevel { joins_only: true }) || added.contains_key(&token.0) {
@@ -45,7 +45,7 @@ impl ByteForm {
         String::from_utf8(decode_byte_level(&text).unwrap_or_else(|| text.into_bytes())).ok()
     }
 
-    /// Returns the bytes of a token; none for an unknown id.
+    /// Returns the bytes of a token; an empty list for an unknown id.
     pub(super) fn bytes(self, tokenizer: &Tokenizer, token: TokenId) -> Vec<u8> {
         let Some(text) = tokenizer.id_to_token(token.0) else { return Vec::new() };
         if tokenizer.get_added_vocabulary().get_added_tokens_decoder().contains_key(&token.0) {
@@ -97,8 +97,8 @@ pub(super) fn byte_letters() -> [char; 256] {
 /// Returns the byte of a token such as `<0xE2>`.
 pub(super) fn fallback_byte(text: &str) -> Option<u8> {
     let digits = text.strip_prefix("<0x")?.strip_suffix('>')?;
-    let hex = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
-    if hex { u8::from_str_radix(digits, 16).ok() } else { None }
+    let is_byte = digits.len() == 2 && digits.bytes().all(|digit| digit.is_ascii_hexdigit());
+    if is_byte { u8::from_str_radix(digits, 16).ok() } else { None }
 }
 
 #[cfg(test)]

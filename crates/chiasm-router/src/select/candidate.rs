@@ -197,7 +197,7 @@ impl Items {
     }
 
     /// Returns the index of the first item that is not wholly within the first `tokens` tokens:
-    /// vLLM runs the encoder for it and those after it.
+    /// vLLM runs the encoder for this item and the later items.
     pub(super) fn first_encoded(&self, tokens: usize) -> usize {
         self.sorted.partition_point(|item| item.end <= tokens)
     }

@@ -47,7 +47,7 @@ impl Encoder {
     }
 }
 
-/// Returns the index of the encoder with the least work, of those that serve a class and machine.
+/// Returns the index of the encoder with the least work among those of a class and machine.
 fn least_loaded(encoders: &[Encoder], class: PlanClassId, machine: u64) -> Option<usize> {
     let by_load = |one: &usize, other: &usize| {
         let one = &encoders[*one];
@@ -136,7 +136,7 @@ impl Scratch {
         for at in 0..self.plans[plan as usize].items.sorted.len() {
             let item = self.plans[plan as usize].items.sorted[at];
             let blocks = in_blocks(item.embeds as f64);
-            // A candidate's own embeddings have been subtracted before.
+            // A candidate's own embeddings are already subtracted.
             spared.clear();
             spared.resize(self.candidates.len(), false);
             for worker in embedding_holders(config, table, &item) {

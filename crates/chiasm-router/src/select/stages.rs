@@ -128,12 +128,13 @@ impl Scratch {
             return Ok(Vec::new());
         }
         self.fill_items(plans);
-        // Round-robin goes round the workers for prompts and those that answer separately.
+        // Round-robin has separate turns for the workers that compute prompts and those that
+        // answer.
         let last_answer = std::mem::replace(&mut table.last_answer, table.last_prefill);
         let (chosen, decision) = self.pick(config, table, plans);
         table.last_answer = last_answer;
         let eligible = match decision {
-            // Of several with the same cost, the one that was drawn wins.
+            // Among candidates of the same cost, the one that was drawn wins.
             Decision::Cost(_) => self.best_per_key(location, 0..self.candidates.len(), |at| {
                 (self.candidates[at].cost, u32::from(at != chosen))
             }),
@@ -208,11 +209,11 @@ impl Scratch {
         }
     }
 
-    /// Returns the cheapest pair of a worker for the prompt and one that answers, of those that can
-    /// hand over prompts to each other; `None` if there is no such pair.
+    /// Returns the cheapest pair of a worker for the prompt and a worker that answers, if the first
+    /// can hand over prompts to the second; `None` if there is no such pair.
     ///
-    /// The answering worker is chosen by its load and by the blocks that have to be sent, or is
-    /// that of the session.
+    /// The answering worker is chosen by its load and by the blocks that have to be sent, or is the
+    /// session's worker.
     fn cheapest_split(
         &self,
         config: &RouterConfig,

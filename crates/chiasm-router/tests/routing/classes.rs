@@ -80,7 +80,9 @@ fn draining_makes_busy_work_of_others_adds_cost() {
     router.set_stats(ZERO, EngineStats { draining: true, ..EngineStats::default() });
     assert_eq!(prompt.select(&router).worker, ONE);
     router.set_stats(ONE, EngineStats { draining: true, ..EngineStats::default() });
-    assert_eq!(prompt.select_excluding(&router, &[]).unwrap_err(), RouteError::Busy(2));
+    let error = prompt.select_excluding(&router, &[]).unwrap_err();
+    assert_eq!(error, RouteError::Drained);
+    assert_eq!(error.to_string(), "no engine accepts new requests: all agents are drained");
     router
         .set_stats(ZERO, EngineStats { pending_tokens_of_others: 5000, ..EngineStats::default() });
     router.set_stats(ONE, EngineStats::default());

@@ -75,8 +75,8 @@ impl AsyncRead for Channel {
     }
 }
 
-// Not vectored: an event of a stream and its framing are a few bytes each, which are faster copied
-// together than passed to the system separately.
+// Writes are not vectored: an event of a stream and its framing are a few bytes each. Copying them
+// together is faster than passing them to the system separately.
 impl AsyncWrite for Channel {
     fn poll_write(
         self: Pin<&mut Self>,

@@ -271,7 +271,12 @@ async fn endless_head_is_refused() {
     let head = |bytes: usize| {
         get("/health").replace("host: x", &format!("host: x\r\nx: {}", "x".repeat(bytes)))
     };
-    assert!(server.answer(head(READ_BUFFER_BYTES - 1000)).await.starts_with("HTTP/1.1 200"));
+    assert!(server.answer(head(MAX_HEAD_BYTES - 1000)).await.starts_with("HTTP/1.1 200"));
+    let answer = server.answer(head(MAX_HEAD_BYTES)).await;
+    assert!(
+        answer.starts_with("HTTP/1.1 431") && answer.contains("more than 65536 bytes"),
+        "{answer}"
+    );
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     // The answer may be lost to a client that is still sending.
     let _ = stream.write_all(head(100 * READ_BUFFER_BYTES).as_bytes()).await;
@@ -280,6 +285,43 @@ async fn endless_head_is_refused() {
         .await
         .expect("should end in time");
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 431"), "{answer}");
+}
+
+#[tokio::test]
+async fn over_100_header_lines_are_refused() {
+    let server = TestListener::with_limits(HttpLimits::default()).await;
+    // With `host` and `connection`.
+    let head = |more: usize| {
+        get("/health").replace("host: x", &format!("host: x{}", "\r\na: b".repeat(more)))
+    };
+    assert!(server.answer(head(98)).await.starts_with("HTTP/1.1 200"));
+    assert!(server.answer(head(99)).await.starts_with("HTTP/1.1 431"));
+}
+
+#[tokio::test]
+async fn wrong_path_or_method_is_named() {
+    let server = TestListener::with_limits(HttpLimits::default()).await;
+    let long = format!("/{}", "x".repeat(10_000));
+    for (request, status, message) in [
+        (get("/nowhere"), 404, "there is no path '/nowhere'; docs/api.md lists the paths"),
+        (get(&long), 404, "xxx…'; docs/api.md"),
+        (
+            get("/v1/load_lora_adapter"),
+            404,
+            "'/v1/load_lora_adapter' needs --allow-runtime-lora-updating",
+        ),
+        (get("/v1/completions"), 405, "this path does not support GET; it supports POST"),
+        (
+            get("/health").replace("GET", "PUT"),
+            405,
+            "this path does not support PUT; it supports GET, HEAD",
+        ),
+    ] {
+        let answer = server.answer(request).await;
+        assert!(answer.starts_with(&format!("HTTP/1.1 {status}")), "{answer}");
+        assert!(answer.contains(message) && answer.len() < 1000, "{answer}");
+        assert_eq!(answer.contains("\r\nallow: "), status == 405, "{answer}");
+    }
 }
 
 #[tokio::test]
@@ -298,7 +340,7 @@ async fn expectation_is_met_or_refused() {
     // A body that is too large gets no `100 Continue`.
     let answer = server.answer(post("100-continue", 99_000_000_000)).await;
     assert!(answer.starts_with("HTTP/1.1 413") && answer.contains("connection: close"), "{answer}");
-    // Any other body does.
+    // A small body gets `100 Continue`.
     let mut stream = server.send(post("100-continue", 2)).await;
     let mut interim = [0; 25];
     stream.read_exact(&mut interim).await.unwrap();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::Uri;
 use axum::response::Response;
 pub(crate) use chiasm_api::ApiError;
 use chiasm_api::responses::{Answer, Head, LogprobWriter, ResponsesRequest};
@@ -102,8 +103,11 @@ pub(crate) async fn create(
 }
 
 /// `GET` and `DELETE /v1/responses/ID`, `GET …/input_items`, `POST …/cancel`
-pub(crate) async fn not_kept(id: Result<Path<String>, PathRejection>) -> Result<(), HttpError> {
-    let Path(id) = id.map_err(|_| HttpError::no_such_path())?;
+pub(crate) async fn not_kept(
+    uri: Uri,
+    id: Result<Path<String>, PathRejection>,
+) -> Result<(), HttpError> {
+    let Path(id) = id.map_err(|_| HttpError::no_such_path(uri.path()))?;
     Err(HttpError::no_such_response(&id))
 }
 

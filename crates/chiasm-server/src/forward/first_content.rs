@@ -12,7 +12,7 @@ use futures_util::stream::{self, StreamExt};
 use crate::paths::ModelEndpoint;
 
 /// The maximum number of bytes that are buffered until an answer has content. Events before the
-/// first token take some hundred bytes, an answer in one piece some thousand.
+/// first token take some hundred bytes, an answer that is not streamed some thousand.
 const MAX_BUFFERED_BYTES: usize = 64 << 10;
 
 /// Waits until the answer to a request to `endpoint` has content or has ended.
@@ -31,7 +31,7 @@ pub(super) async fn wait_for_content(
     tokio::pin!(hung);
     while !progress.has_content() {
         let next = tokio::select! {
-            // Received content counts, even if the server hangs by now.
+            // Received content counts, even if the server hangs now.
             biased;
             next = body.next() => next,
             () = &mut hung => return Err(JobError::Dead(DeathReason::new("the worker hangs"))),
@@ -69,7 +69,7 @@ pub(super) async fn wait_for_content(
 enum Progress {
     /// A stream of events, and the bytes received so far.
     Stream { relay: Box<EventRelay>, bytes: usize },
-    /// JSON in one piece. A short one is buffered completely.
+    /// A JSON document. A short document is buffered completely.
     Json { bytes: usize },
     /// Any other body; its first byte is content.
     Other { bytes: usize },
@@ -112,7 +112,7 @@ impl Progress {
         }
     }
 
-    /// Checks that an answer that ends before its first content is complete.
+    /// Returns an error if an answer that ended without content is incomplete.
     fn end(&mut self) -> Result<(), JobError> {
         if let Self::Stream { relay, .. } = self
             && relay.finish().is_none()

@@ -96,8 +96,10 @@ pub(crate) async fn forward(
     }
     admission.cancel_on_disconnect();
     let body = body_of(&request);
+    let has_servers = classes.iter().any(|class| class.input == InputForm::Messages);
     // Tokens are counted here, without an engine's help.
-    if has_engines && (is_for_adapter || endpoint == ModelEndpoint::CountTokens) {
+    let needs_engine = is_for_adapter || endpoint == ModelEndpoint::CountTokens || !has_servers;
+    if has_engines && needs_engine {
         return engines::answer(endpoint, state, caller, admission, body).await;
     }
     let outcome = place(&state, endpoint, &caller, request, &classes).await;
@@ -219,3 +221,6 @@ async fn parse_for_engines(
 fn body_of(request: &ForwardBody) -> ReceivedBody {
     ReceivedBody { bytes: request.body.clone(), values: request.count_values() }
 }
+
+#[cfg(test)]
+mod tests;

@@ -120,7 +120,7 @@ pub(super) fn response(
     response
 }
 
-/// The error of an answer that broke off, which makes the client's connection break off, too.
+/// The error of an answer that broke off. It also breaks off the client's connection.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off: {0}")]
 struct BrokeOff(String);
@@ -232,8 +232,8 @@ impl ProxiedResponse {
         self.cut(error.to_string(), &broke_off_error())
     }
 
-    /// Ends an answer of which no more can be read. A stream whose last event was relayed is
-    /// complete anyway.
+    /// Ends an answer whose rest can't be read. A stream whose last event was relayed is complete
+    /// anyway.
     fn cut(&mut self, reason: String, error: &RequestError) -> Option<Result<Bytes, BrokeOff>> {
         if self.events.is_some() && self.ending(false) == Ending::Complete {
             self.finished();

@@ -1,13 +1,13 @@
 //! Metrics under vLLM's names, for dashboards and autoscalers made for vLLM.
 //!
-//! A frontend looks like one vLLM server: counts are totals over all its workers. So a reader of
-//! one series per server, such as the endpoint picker of the Gateway API Inference Extension, sees
-//! the whole. The engines behind the frontend serve no metrics of their own, so nothing is counted
-//! twice. Names, labels and meanings are those of `v1/metrics/loggers.py` of vLLM 0.33, except for
-//! the label `engine`: `chiasm_worker_…` has the values per worker.
+//! A frontend looks like one vLLM server: counts are totals over all its workers. So a program that
+//! reads one series per server, such as the endpoint picker of the Gateway API Inference Extension,
+//! gets the totals. The engines behind the frontend serve no metrics of their own, so nothing is
+//! counted twice. Names, labels and meanings are those of `v1/metrics/loggers.py` of vLLM 0.33,
+//! without the label `engine`: the metrics `chiasm_worker_…` have the values per worker.
 //!
-//! Histograms and counters are the same objects as those of `chiasm_…`: a request is not counted
-//! twice, only written twice.
+//! Histograms and counters are the same objects as those of `chiasm_…`, so a request is counted
+//! once and appears under both names.
 
 use std::borrow::Cow;
 use std::sync::atomic::AtomicU64;
@@ -134,7 +134,7 @@ fn register_requests(r: &mut Registry, metrics: &Metrics, pipeline: &PipelineMet
 }
 
 /// Returns the size of all KV caches together. `None` if there is no worker, or if block sizes
-/// differ: a sum of such blocks has no meaning.
+/// differ: blocks of different sizes can't be added up.
 fn cache_labels(workers: &[WorkerSnapshot]) -> Option<CacheLabels> {
     let block_size = workers.first()?.info.block_size;
     let is_uniform = workers.iter().all(|worker| worker.info.block_size == block_size);

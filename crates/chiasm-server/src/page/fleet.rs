@@ -24,7 +24,7 @@ pub(super) struct Row {
     breaker: Option<&'static str>,
     knowledge: &'static str,
     draining: bool,
-    /// `true` if its agent is not named any more.
+    /// `true` if its agent is no longer named.
     unnamed: bool,
     running: Option<u64>,
     waiting: Option<u64>,

@@ -66,7 +66,7 @@ impl History {
         self.step_start = Some(CountersSnapshot::new(metrics, tokens));
     }
 
-    /// Ends a step that lasted `duration`. `tokens` counts those of all prompts so far.
+    /// Ends a step that lasted `duration`. `tokens` counts the tokens of all prompts so far.
     pub(super) fn end_step(
         &mut self,
         metrics: &PipelineMetrics,

@@ -15,8 +15,8 @@ const MAX_SHOWN_ITEMS: usize = 20;
 /// Agrawal and El Abbadi, 2005).
 ///
 /// An item that is not counted yet replaces the one with the lowest count and continues from that
-/// count. So every item that makes up more than one in [`MAX_COUNTED_ITEMS`] of all items is
-/// counted, and a count is too high by at most the count that it replaced.
+/// count. So an item is counted if it makes up more than one in [`MAX_COUNTED_ITEMS`] of all items,
+/// and a count is too high by at most the count that it replaced.
 #[derive(Default)]
 pub(super) struct FrequentItems {
     counts: Vec<Count>,
@@ -62,7 +62,7 @@ impl FrequentItems {
         });
     }
 
-    /// Returns the items that certainly came more than once, the most frequent first.
+    /// Returns the items that were certainly requested more than once, the most frequent first.
     fn top(&self) -> Vec<FrequentItem> {
         let mut repeated: Vec<&Count> =
             self.counts.iter().filter(|count| count.times - count.at_most_over > 1).collect();

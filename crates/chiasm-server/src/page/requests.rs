@@ -157,7 +157,7 @@ impl Requests {
         let pause = nanoseconds(pause);
         let due = self.due.load(Ordering::Relaxed);
         let next = due.max(now).saturating_add(pause);
-        // Of several concurrent requests, only one is explained.
+        // Only one of several concurrent requests is explained.
         next - now <= MAX_BURST * pause
             && self.due.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
@@ -244,7 +244,7 @@ impl Requests {
             .collect()
     }
 
-    /// Returns the explanation of a request's route; `None` if the request is not kept any more.
+    /// Returns the explanation of a request's route; `None` if the request is no longer kept.
     pub(super) fn explain(&self, number: u64) -> Option<RouteExplanation> {
         lock(&self.kept).get_mut(number).map(|request| RouteExplanation::from(&*request))
     }

@@ -7,7 +7,7 @@ use axum::Router;
 use axum::body::Body;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Extension, Path, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use http_body_util::{BodyExt, Limited};
@@ -149,20 +149,22 @@ async fn events(
 async fn explanation(
     State(state): State<Arc<PageState>>,
     headers: HeaderMap,
+    uri: Uri,
     number: Result<Path<u64>, PathRejection>,
 ) -> Result<Response, HttpError> {
     if !state.admits(&headers) {
         return Err(HttpError::unauthorized(KEY_NEEDED));
     }
-    let Path(number) = number.map_err(|_| HttpError::no_such_path())?;
-    let explanation = state.page.requests.explain(number).ok_or_else(HttpError::no_such_path)?;
+    let no_such_path = || HttpError::no_such_path(uri.path());
+    let Path(number) = number.map_err(|_| no_such_path())?;
+    let explanation = state.page.requests.explain(number).ok_or_else(no_such_path)?;
     Ok(with_security_headers(axum::Json(explanation).into_response()))
 }
 
-async fn file(name: Result<Path<String>, PathRejection>) -> Result<Response, HttpError> {
-    let Path(name) = name.map_err(|_| HttpError::no_such_path())?;
-    let (_, kind, text) =
-        FILES.iter().find(|(file, ..)| *file == name).ok_or_else(HttpError::no_such_path)?;
+async fn file(uri: Uri, name: Result<Path<String>, PathRejection>) -> Result<Response, HttpError> {
+    let no_such_path = || HttpError::no_such_path(uri.path());
+    let Path(name) = name.map_err(|_| no_such_path())?;
+    let (_, kind, text) = FILES.iter().find(|(file, ..)| *file == name).ok_or_else(no_such_path)?;
     Ok(text_response(kind, (*text).to_owned()))
 }
 

@@ -1,4 +1,4 @@
-//! A cache that records its events, used as the batch uses it.
+//! A cache that records its events, with the calls that the engine's batch makes.
 
 use chiasm_engine_model::{BlockId, BlockTable, PagedCache};
 use chiasm_kv::event::KvEvent;

@@ -22,11 +22,11 @@ fn scheduler(change: impl FnOnce(&mut SimConfig)) -> Scheduler {
     Scheduler::new(Arc::new(config), None)
 }
 
-fn request(id: &str, family: u32, length: u32, max_tokens: u32) -> EngineCoreRequest {
+fn request(id: &str, prompt: u32, length: u32, max_tokens: u32) -> EngineCoreRequest {
     EngineCoreRequest {
         request_id: id.into(),
         prompt_token_ids: (0..length)
-            .map(|at| TokenId(family * 1000 + at))
+            .map(|at| TokenId(prompt * 1000 + at))
             .collect::<Vec<_>>()
             .into(),
         sampling_params: SamplingParams { max_tokens, ..SamplingParams::default() },
@@ -83,13 +83,13 @@ fn cached(output: &EngineCoreOutput) -> u64 {
 }
 
 #[test]
-fn image_of_an_encoder_is_not_encoded_again() {
+fn stored_embeddings_are_not_computed_again() {
     let folder = tempfile::tempdir().unwrap();
     let embeddings =
         |encode_only| EmbeddingFolder { folder: folder.path().to_owned(), encode_only };
     let mut computes = scheduler(|config| config.embeddings = Some(embeddings(false)));
     computes.start(with_image(request("a", 1, 8, 1), "one", 0));
-    assert_eq!(computes.step().0.images, 1, "no engine has encoded the image");
+    assert_eq!(computes.step().0.images, 1, "the store has no embeddings of the image");
     let mut encodes = scheduler(|config| config.embeddings = Some(embeddings(true)));
     encodes.start(with_image(request("b", 2, 4, 1), "other", 0));
     let (work, outputs) = encodes.step();
@@ -98,7 +98,7 @@ fn image_of_an_encoder_is_not_encoded_again() {
     assert!(outputs[0].new_token_ids.is_empty() && params["other"]["bytes"].as_u64() > Some(0));
     computes.start(with_image(request("c", 3, 8, 1), "other", 0));
     assert_eq!(computes.step().0.images, 0, "the embeddings are stored");
-    // The file of the third item has embeddings of another item.
+    // The third item's file in the store has embeddings of another item.
     std::fs::write(folder.path().join("third.safetensors"), "4 embeddings of other").unwrap();
     computes.start(with_image(request("d", 4, 8, 1), "third", 0));
     assert!(computes.schedule(1.0).is_err());
@@ -138,7 +138,7 @@ fn requests_of_one_step_share_blocks() {
 }
 
 #[test]
-fn image_is_encoded_once_or_not_if_cached() {
+fn image_is_encoded_unless_cached() {
     let mut scheduler = scheduler(|_| {});
     let images = |scheduler: &mut Scheduler| scheduler.step().0.images;
     scheduler.start(with_image(request("a", 1, 11, 1), "x", 0));
@@ -147,14 +147,12 @@ fn image_is_encoded_once_or_not_if_cached() {
     scheduler.start(with_image(request("b", 2, 11, 1), "x", 5));
     assert_eq!(images(&mut scheduler), 0);
     scheduler.reset_encoder_cache();
-    // Both blocks that the image touches are in the prefix cache.
+    // The image touches the second and the third block. The third block of b was not full, so it is
+    // not in the prefix cache.
     scheduler.start(with_image(request("c", 2, 15, 1), "x", 5));
-    assert_eq!(
-        images(&mut scheduler),
-        1,
-        "b has 11 tokens: its third block is not full, but its first two are"
-    );
+    assert_eq!(images(&mut scheduler), 1);
     scheduler.reset_encoder_cache();
+    // Now both blocks are in the prefix cache.
     scheduler.start(with_image(request("d", 2, 15, 1), "x", 5));
     assert_eq!(images(&mut scheduler), 0);
 }
@@ -208,7 +206,7 @@ fn last_request_is_preempted_but_resumes() {
 }
 
 #[test]
-fn ended_requests_cause_one_more_step() {
+fn ended_request_causes_one_more_step() {
     let mut scheduler = scheduler(|_| {});
     scheduler.start(request("a", 1, 6, 1));
     scheduler.step();
@@ -288,7 +286,7 @@ fn request_with_overwritten_slot_is_not_admitted() {
     lent[0].overwrite();
     // Nothing has to be encoded, because the embeddings are still cached.
     add(&mut scheduler, "b");
-    let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("it was admitted") };
+    let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("the request was admitted") };
     assert!(reason.ends_with("was written to while it was lent"), "{reason}");
 }
 
@@ -299,8 +297,8 @@ fn image_is_not_encoded_from_an_overwritten_slot() {
     let request = with_image(request("a", 1, 11, 1), "x", 5);
     scheduler.add(Sequence::new(request, vec![Some(image)], 4), 1.0).unwrap();
     assert_eq!(scheduler.step().0, StepWork { prefill_tokens: 4, ..StepWork::default() });
-    // The request was admitted before, and the image is encoded only now.
+    // The first step admitted the request. The next step encodes the image.
     lent[0].overwrite();
-    let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("it was encoded") };
+    let Err(Fatal(reason)) = scheduler.schedule(1.0) else { panic!("the image was encoded") };
     assert!(reason.ends_with("was written to while it was lent"), "{reason}");
 }

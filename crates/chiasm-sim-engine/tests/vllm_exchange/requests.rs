@@ -15,6 +15,9 @@ use chiasm_engine::wire::{
 use chiasm_types::{Dtype, Placeholder, TokenId};
 use serde_json::{Value, json};
 
+/// The id of a call. vLLM's own ids are up to 64 bits long.
+const CALL_ID: u64 = u64::MAX - 7;
+
 /// A message and its meaning.
 pub(crate) struct Message {
     pub(crate) name: &'static str,
@@ -369,7 +372,7 @@ fn abort() -> Message {
 /// The methods that Chiasm calls. `chiasm_attach` is the plugin's.
 fn calls() -> Vec<Message> {
     let call = |name, method: &str, args: Vec<Packed>, means| {
-        let call = Utility { client_index: 0, call_id: -7, method: method.to_owned(), args };
+        let call = Utility { client_index: 0, call_id: CALL_ID, method: method.to_owned(), args };
         Message { name, kind: "utility", frames: request::encode_utility(&call), means }
     };
     let lora = LoraRequest { name: "a@1".to_owned(), id: 7, path: "/adapters/a".to_owned() };
@@ -379,27 +382,32 @@ fn calls() -> Vec<Message> {
             "add_lora",
             "add_lora",
             vec![lora.to_value()],
-            json!([0, -7, "add_lora", [lora_fields]]),
+            json!([0, CALL_ID, "add_lora", [lora_fields]]),
         ),
-        call("remove_lora", "remove_lora", vec![7.into()], json!([0, -7, "remove_lora", [7]])),
-        call("reset_mm_cache", "reset_mm_cache", Vec::new(), json!([0, -7, "reset_mm_cache", []])),
+        call("remove_lora", "remove_lora", vec![7.into()], json!([0, CALL_ID, "remove_lora", [7]])),
+        call(
+            "reset_mm_cache",
+            "reset_mm_cache",
+            Vec::new(),
+            json!([0, CALL_ID, "reset_mm_cache", []]),
+        ),
         call(
             "is_scheduler_paused",
             "is_scheduler_paused",
             Vec::new(),
-            json!([0, -7, "is_scheduler_paused", []]),
+            json!([0, CALL_ID, "is_scheduler_paused", []]),
         ),
         call(
             "reset_prefix_cache",
             "reset_prefix_cache",
             vec![false.into(), false.into()],
-            json!([0, -7, "reset_prefix_cache", [false, false]]),
+            json!([0, CALL_ID, "reset_prefix_cache", [false, false]]),
         ),
         call(
             "chiasm_attach",
             "chiasm_attach",
             vec!["arena-1".into()],
-            json!([0, -7, "chiasm_attach", ["arena-1"]]),
+            json!([0, CALL_ID, "chiasm_attach", ["arena-1"]]),
         ),
     ]
 }

@@ -36,7 +36,7 @@ pub(crate) struct Frontend {
     pub(crate) init: InitMessage,
     pub(crate) handshake_address: String,
     rank: u16,
-    calls: i64,
+    calls: u64,
 }
 
 impl Frontend {

@@ -65,13 +65,13 @@ fn image_in_slot(arena: &Arena) -> (MmItem, Handle) {
     (with_pixels(image(16, 20), &handle), handle)
 }
 
-/// Runs a request with such an image.
+/// Runs a request with the image of [`image_in_slot`].
 async fn run(frontend: &mut Frontend, arena: &Arena, id: &str, hash: &str) -> (Answer, Handle) {
     let (item, handle) = image_in_slot(arena);
     (frontend.run(&image_request(id, hash, Some(item))).await, handle)
 }
 
-/// Overwrites a slot that is lent.
+/// Overwrites a byte of a lent slot.
 fn overwrite(arena: &Arena, slot: &Handle) {
     let path = Path::new(SHM_DIR).join(arena.name());
     std::fs::File::options()
@@ -93,7 +93,7 @@ async fn wait_for_leases(arena: &Arena, count: usize) {
     .await;
 }
 
-/// Runs a request without images, which replaces the previous one in the input thread.
+/// Runs a request without images, which replaces the previous request in the engine's input thread.
 async fn run_text(frontend: &mut Frontend, id: &str) {
     assert_eq!(
         frontend.run(&text_request(id, tokens(7, 40))).await.finish,
@@ -161,7 +161,7 @@ async fn attaching_fails_with_a_reason() {
 }
 
 #[tokio::test]
-async fn handle_without_the_plugin_ends_receiving() {
+async fn handle_without_the_plugin_ends_the_connection() {
     let (mut frontend, _engine) = Frontend::engine(|config| config.plugin = false).await;
     let arena = Arena::create(1 << 20).unwrap();
     let unknown = "Call to chiasm_attach method failed: \
@@ -186,7 +186,7 @@ async fn slot_gives_the_same_answer_as_inline_bytes() {
     let other = with_pixels(image(16, 20), &lend(&arena, &bytes));
     let other = frontend.run(&image_request("3", "cc", Some(other))).await;
     assert_ne!(other.text(), inline.text());
-    // The grid is also in a slot.
+    // Both tensors, pixels and grid, are in slots.
     let (mut item, _) = image_in_slot(&arena);
     let grid: Vec<u8> = [1_i64, 16, 20].iter().flat_map(|side| side.to_le_bytes()).collect();
     let Some(MmData::Tensor(tensor)) = &mut item.0[1].1.data else { panic!("no grid") };
@@ -246,7 +246,7 @@ async fn cache_miss_keeps_the_slots_of_the_last_request() {
     run(&mut frontend, &arena, "1", "aa").await;
     let missed = frontend.run(&image_request("2", "unknown", None)).await;
     assert_eq!(missed.outputs[0].mm_cache_miss_hashes, ["unknown"]);
-    // vLLM's `req` is the new request, its `request` still the old one.
+    // In vLLM's input thread, `req` is the new request, but `request` is still the old one.
     assert_eq!(arena.usage().leases, 1);
     assert_eq!(frontend.call("get_supported_tasks", vec![]).await.map(|_| ()), Ok(()));
     wait_for_leases(&arena, 0).await;
@@ -268,7 +268,7 @@ async fn running_request_keeps_its_slots() {
     frontend.add(&text_request("short", tokens(7, 40))).await;
     let answers = frontend.answers(1).await;
     assert_eq!((answers["short"].finish, answers["long"].finish), (Some(FinishReason::Stop), None));
-    assert_eq!(arena.usage().leases, 1, "encoded before, but vLLM keeps the slot");
+    assert_eq!(arena.usage().leases, 1, "the image was encoded, but vLLM keeps the slot");
     frontend.abort(&["long"]).await;
     wait_for_leases(&arena, 0).await;
 }
@@ -367,7 +367,7 @@ async fn views_survive_another_arena() {
     assert_eq!(second.usage().leases, 1);
 }
 
-/// Waits until the engine dies of an overwritten slot.
+/// Waits until the engine dies, and checks that an overwritten slot is the reason.
 async fn expect_death(frontend: &mut Frontend, engine: &SimEngine, slot: &Handle) {
     frontend.death().await;
     let reason = format!("slot {} was written to while it was lent", slot.offset);
@@ -376,7 +376,7 @@ async fn expect_death(frontend: &mut Frontend, engine: &SimEngine, slot: &Handle
 }
 
 #[tokio::test]
-async fn overwritten_slot_kills_when_used_again() {
+async fn overwritten_slot_kills_engine_on_next_use() {
     let (mut frontend, engine, arena) = attached(|_| {}).await;
     let (_, slot) = run(&mut frontend, &arena, "1", "aa").await;
     overwrite(&arena, &slot);
@@ -385,12 +385,12 @@ async fn overwritten_slot_kills_when_used_again() {
 }
 
 #[tokio::test]
-async fn overwritten_slot_kills_when_returned() {
+async fn overwritten_slot_kills_engine_on_return() {
     let (mut frontend, engine, arena) = attached(|_| {}).await;
     let (_, slot) = run(&mut frontend, &arena, "1", "aa").await;
     run_text(&mut frontend, "2").await;
     overwrite(&arena, &slot);
-    // The engine is idle after this: its death needs no further request.
+    // The engine dies of this call alone: no further request is sent.
     let reset =
         Utility { client_index: 0, call_id: 9, method: "reset_mm_cache".into(), args: vec![] };
     frontend.send(request::encode_utility(&reset)).await;
@@ -398,7 +398,7 @@ async fn overwritten_slot_kills_when_returned() {
 }
 
 #[tokio::test]
-async fn overwritten_slot_kills_at_the_end() {
+async fn overwritten_slot_is_found_on_engine_stop() {
     let (mut frontend, engine, arena) = attached(|_| {}).await;
     let (_, slot) = run(&mut frontend, &arena, "1", "aa").await;
     overwrite(&arena, &slot);

@@ -2,8 +2,8 @@
 
 use crate::virtual_time::{Nanos, nanos, seconds};
 
-/// A sequence of decode steps of one batch. Each takes a little longer than the one before, because
-/// there is more context to read:
+/// A sequence of decode steps of one batch. Each takes a little longer than the previous step,
+/// because there is more context to read:
 ///
 /// ```text
 /// time(k) = k · first + growth · k (k − 1) / 2

@@ -187,8 +187,8 @@ fn last_request_is_preempted_then_computed_again() {
 }
 
 prop_compose! {
-    /// A prompt that starts with a shared text, an image unless `picture` is 0, an own text, an
-    /// answer, and the time since the request before.
+    /// A prompt (a shared text, an image unless `picture` is 0, a text of its own), an answer, and
+    /// the time since the previous request.
     fn request()(
         start in 0u64..4,
         shared in 1u32..100,
@@ -280,7 +280,7 @@ fn prefill(model: &EngineModel, number: u64, seed: u64) -> LiveRequest {
 
 #[test]
 fn prompt_for_another_engine_holds_blocks_until_released() {
-    // Room for one such prompt, not for two.
+    // Room for one of the prompts, not for both.
     let model = EngineModel { num_blocks: 8, ..EngineModel::default() };
     let mut engine = Engine::new(model, None);
     let mut recorder = Recorder::default();

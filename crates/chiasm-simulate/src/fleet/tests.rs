@@ -144,7 +144,7 @@ fn tensors_are_made_once_per_engine() {
     let sequence = Sequence::new(&[crate::sequence::Piece::Image(image), text], text);
     let duration = nanos(image.pixels() as f64 * scenario.frontend.pixel);
     assert_eq!(fleet.make_tensors(0, &sequence, 100, true), 100 + duration);
-    // First in transit, then cached.
+    // At the first repetition the image is in transit, at the second it is cached.
     assert_eq!(fleet.make_tensors(0, &sequence, 200, true), 100 + duration);
     assert_eq!(fleet.make_tensors(0, &sequence, 1 << 40, true), 1 << 40);
     assert_eq!((fleet.tally.items, fleet.tally.reused_items), (3, 2));
@@ -237,7 +237,7 @@ fn trace_requests_arrive_at_their_times() {
     use std::io::Write as _;
     let mut file = tempfile::NamedTempFile::new().unwrap();
     for number in 0..200 {
-        // Ten requests a second, with three shared blocks and an own one.
+        // Ten requests a second, with three shared blocks and one block of its own.
         let line = serde_json::json!({
             "timestamp": 100 * number,
             "input_length": 2000,

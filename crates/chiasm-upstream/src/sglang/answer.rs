@@ -25,7 +25,7 @@ pub(super) struct Event {
 pub(super) struct EventError {
     #[serde(default)]
     pub(super) message: String,
-    /// An HTTP status, since the head of the answer was sent long before.
+    /// An HTTP status. It is in the event because the head of the answer was sent long ago.
     pub(super) code: Option<u16>,
 }
 

@@ -4,7 +4,8 @@
 //!
 //! Each choice is a request of its own, because it needs its own seed and can be stopped alone.
 //! Besides, a server that gets one request for several choices first computes the prompt in a
-//! separate request, so its report of cached tokens would say nothing about the cache before.
+//! separate request, so its report of cached tokens would say nothing about the cache before the
+//! request.
 
 use std::collections::BTreeMap;
 
@@ -84,7 +85,7 @@ pub(super) struct RequestOptions {
 /// Builds the body of the request for one choice of the job.
 ///
 /// # Errors
-/// Returns [`JobError::Refused`] with the field that such a server does not support.
+/// Returns [`JobError::Refused`] with the field that SGLang does not support.
 pub(super) fn build(
     job: &Job,
     options: RequestOptions,

@@ -267,7 +267,7 @@ impl RunningJob for RunningSglangJob {
         let Some(answer) = self.answers.get_mut(choice) else { return };
         answer.body = None;
         answer.ready.clear();
-        // The other choices need not wait for this one any more.
+        // The other choices no longer wait for this one.
         self.is_computed.send_replace(true);
     }
 

@@ -185,7 +185,7 @@ impl Chains {
         self.waiting.len()
     }
 
-    /// Translates the waiting blocks that are identified by now.
+    /// Translates the waiting blocks that have been identified.
     pub(super) fn resolve(&mut self, now: Instant, translated: &mut Vec<KvEvent>) {
         while let Some(first) = self.waiting.first_entry()
             && now.saturating_duration_since(first.get().since) > MAX_WAIT

@@ -337,14 +337,14 @@ fn differing_prompt_teaches_no_names() {
         server.fetch();
         assert_eq!(server.overlap(&sent), 0, "{at}");
     }
-    // An image that begins elsewhere does not match either.
+    // An image at another offset does not match.
     let mut server = Server::new();
     let _answer = server.send(&sent);
     let mut odd = blocks(0, &sent, &["a"]);
     odd[1]["mm_keys"][0]["start_offset"] = json!(3);
     server.emit(&stored(None, &odd));
     assert_eq!(server.fetch(), []);
-    // Nor does a prompt whose answer ended long ago.
+    // A prompt whose answer ended long ago does not match.
     let mut server = Server::new();
     drop(server.send(&sent));
     server.now += Duration::from_secs(10);
@@ -424,8 +424,8 @@ fn image_reported_in_runs_or_as_a_span_is_learned() {
     }
 }
 
-/// The form of Dynamo's test of TensorRT-LLM's newer cache manager: the hash also stands in place
-/// of an item's first token, and text separates the tokens of an item.
+/// The form in Dynamo's test of TensorRT-LLM's newer cache manager: the hash also replaces an
+/// item's first token, and text separates the tokens of an item.
 #[test]
 fn runs_of_two_items_in_one_block_are_separated() {
     let tokens: Vec<TokenId> = [1, 99, 99, 99, 99, 7, 99, 99, 99, 88, 88, 9].map(TokenId).to_vec();

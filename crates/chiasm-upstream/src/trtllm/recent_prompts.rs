@@ -262,10 +262,10 @@ mod tests {
         let first = recent.begin(prompt(1));
         let second = recent.begin(prompt(1));
         drop(first);
-        let kept = |after: u64| recent.current(now + Duration::from_secs(after)).len();
-        assert_eq!((kept(1), kept(3600)), (2, 1));
+        let current_count = |after: u64| recent.current(now + Duration::from_secs(after)).len();
+        assert_eq!((current_count(1), current_count(3600)), (2, 1));
         drop(second);
-        assert_eq!((kept(1), kept(3600)), (1, 0));
+        assert_eq!((current_count(1), current_count(3600)), (1, 0));
     }
 
     #[test]

@@ -220,24 +220,27 @@ async fn refusal_status_decides_the_error() {
 #[tokio::test]
 async fn malformed_answer_fails_only_its_job() {
     let raw = |text: &'static str| -> Answer { Box::new(move |_| text.into_response()) };
-    let sent = |sent: Vec<Value>| -> Answer { Box::new(move |_| events(&sent)) };
+    let answer_of = |sent: Vec<Value>| -> Answer { Box::new(move |_| events(&sent)) };
     let first = || event(&[5], 1, Value::Null);
     for (what, answer) in [
         ("no JSON", raw("data: {\n\ndata: [DONE]\n\n")),
         ("no event", raw("hello")),
         ("nothing", raw("")),
-        ("an event without meta_info", sent(vec![json!({})])),
-        ("more than requested", sent(vec![event(&[5; 5], 5, Value::Null)])),
-        ("fewer than before", sent(vec![first(), event(&[], 0, Value::Null)])),
-        ("fewer than its count", sent(vec![event(&[5], 3, Value::Null)])),
-        ("more than its count", sent(vec![first(), event(&[5, 6, 7], 2, Value::Null)])),
-        ("more after the end", sent(vec![event(&[5], 1, length()), event(&[5, 6], 2, length())])),
-        ("no end", sent(vec![first()])),
-        ("an unknown end", sent(vec![event(&[5], 1, json!({"type": "whim"}))])),
-        ("an abort", sent(vec![event(&[], 0, json!({"type": "abort", "message": "x"}))])),
+        ("an event without meta_info", answer_of(vec![json!({})])),
+        ("more than requested", answer_of(vec![event(&[5; 5], 5, Value::Null)])),
+        ("fewer than before", answer_of(vec![first(), event(&[], 0, Value::Null)])),
+        ("fewer than its count", answer_of(vec![event(&[5], 3, Value::Null)])),
+        ("more than its count", answer_of(vec![first(), event(&[5, 6, 7], 2, Value::Null)])),
+        (
+            "more after the end",
+            answer_of(vec![event(&[5], 1, length()), event(&[5, 6], 2, length())]),
+        ),
+        ("no end", answer_of(vec![first()])),
+        ("an unknown end", answer_of(vec![event(&[5], 1, json!({"type": "whim"}))])),
+        ("an abort", answer_of(vec![event(&[], 0, json!({"type": "abort", "message": "x"}))])),
         ("negative tokens", raw("data: {\"output_ids\": [-1], \"meta_info\": {}}\n\n")),
         ("too large tokens", raw("data: {\"output_ids\": [4294967296]}\n\n")),
-        ("too large counts", sent(vec![event(&[5], usize::MAX, Value::Null)])),
+        ("too large counts", answer_of(vec![event(&[5], usize::MAX, Value::Null)])),
     ] {
         let server = Server::start(server_info(), json!({}), answer).await;
         let (_, error) = server.run(job(sampling())).await;

@@ -25,7 +25,7 @@ async fn job_becomes_a_request() {
     );
     assert!(
         body["rid"].as_str().unwrap().starts_with("r-1_"),
-        "both logs have the same id: {body}"
+        "the logs of both sides have the same id: {body}"
     );
     assert_eq!(body["input_ids"], json!([1, 9, 2]), "one marker for the picture");
     assert_eq!(body["image_data"], json!(["data:image/jpeg;base64,/9ggcGljdHVyZQ=="]));
@@ -72,8 +72,7 @@ async fn priority_follows_the_servers_order() {
     }
 }
 
-/// With the last of these prompts the server would wait forever, because it looks for as many
-/// images as there are markers.
+/// With more markers than images, the server would wait forever for images that do not exist.
 #[tokio::test]
 async fn prompt_without_one_marker_per_image_is_refused() {
     let server = Server::with(|| events(&[])).await;

@@ -165,7 +165,7 @@ impl Family for Llava {
 /// longer.
 ///
 /// Follows `TorchvisionBackend.center_crop`.
-fn centered(length: u32, side: u32) -> isize {
+pub(crate) fn centered(length: u32, side: u32) -> isize {
     let length = length as isize;
     let side = side as isize;
     if length >= side { -((length - side) / 2) } else { (side - length) / 2 }

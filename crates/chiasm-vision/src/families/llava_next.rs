@@ -25,8 +25,8 @@ use crate::{ImagePlan, ImageSize, TensorSpec, VisionError};
 /// `(height, width)`.
 const DEFAULT_PINPOINTS: [(u32, u32); 5] =
     [(336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)];
-/// The maximum side of a resolution in pixels. Far above that of any model; keeps products within
-/// bounds.
+/// The maximum side of a resolution in pixels. Far larger than in any model; keeps products of
+/// sides within bounds.
 const MAX_SIDE_PIXELS: u64 = 1 << 14;
 
 /// A LLaVA-NeXT model.
@@ -106,8 +106,8 @@ impl LlavaNext {
     }
 }
 
-/// Rounds as Python's `round(x, 7)`: the exact value of the number, with halves to even. Rust's
-/// formatting rounds in the same way.
+/// Rounds like Python's `round(x, 7)`, which rounds the exact value of the number, and halves to
+/// even. Rust's formatting rounds in the same way.
 fn round_to_7_digits(number: f64) -> f64 {
     format!("{number:.7}").parse().unwrap_or(number)
 }

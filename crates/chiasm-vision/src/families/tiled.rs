@@ -81,10 +81,11 @@ fn layers(
     let width = tile.width as usize;
     let height = tile.height as usize;
     let grid = TileGrid { columns: columns as usize, rows: rows as usize, width, height };
-    let whole = |grid| Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(grid));
-    let mut layers = vec![whole(grid)];
+    let whole_image =
+        |grid| Layer::whole(size.width as usize, size.height as usize, Layout::Tiles(grid));
+    let mut layers = vec![whole_image(grid)];
     if thumbnail && grid.len() > 1 {
-        layers.push(whole(TileGrid::single(width, height)));
+        layers.push(whole_image(TileGrid::single(width, height)));
     }
     (ImageSize { width: grid.image_width() as u32, height: grid.image_height() as u32 }, layers)
 }

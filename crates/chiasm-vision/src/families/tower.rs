@@ -25,7 +25,7 @@ impl Tower {
     ///
     /// The defaults of `image_size` and `patch_size` are those of the `LlavaConfig` class.
     pub(super) fn read(dir: &ModelDir) -> Result<Self, VisionError> {
-        // CLIP adds a class embedding before those of the patches.
+        // CLIP adds a class embedding before the patches' embeddings.
         let (side, patch, class_embeddings) = match dir.vision.text("model_type")? {
             None | Some("clip_vision_model") => (224, 32, 1),
             Some("siglip_vision_model") => (224, 16, 0),

@@ -1,12 +1,19 @@
 //! Checks that settings for all requests (`--mm-processor-kwargs`) act like those of a request, and
 //! that a request's kwargs override them.
 
-use chiasm_vision::{ImageKwargs, ImageSize, NoVocabulary, VisionError, VisionModel};
+use std::collections::BTreeMap;
+
+use chiasm_types::Dtype;
+use chiasm_vision::{
+    Fault, ImageKwargs, ImageSize, NoVocabulary, PixelFormat, RgbView, VisionError, VisionModel,
+};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::any_token::AnyToken;
+use crate::fixture_image::FixtureImage;
 use crate::golden;
+use crate::golden_model::GoldenModel;
 
 const QWEN2: &str = "models/qwen2_vl";
 const QWEN3: &str = "models/qwen3_vl";
@@ -17,8 +24,7 @@ const INTERNVL: &str = "families/internvl/models/internvl3_8b";
 /// A model, the engine's kwargs, a request's kwargs, and request kwargs with the same effect
 /// without engine kwargs.
 ///
-/// The bounds for Qwen are the results of `_merge_and_resolve_mm_processor_kwargs` and
-/// `_get_vision_size` of vLLM 0.32.
+/// Plans and fingerprints must be equal. `engine_kwargs.json` has vLLM's results for more kwargs.
 const MERGED: &[(&str, &str, &str, &str)] = &[
     (QWEN2, r#"{"min_pixels": 9000}"#, "{}", r#"{"min_pixels": 9000}"#),
     (
@@ -32,7 +38,7 @@ const MERGED: &[(&str, &str, &str, &str)] = &[
         QWEN2,
         r#"{"min_pixels": 9000}"#,
         r#"{"size": {"shortest_edge": 5000, "longest_edge": 60000}}"#,
-        r#"{"min_pixels": 5000, "max_pixels": 60000}"#,
+        r#"{"min_pixels": 9000, "max_pixels": 60000}"#,
     ),
     (
         QWEN2,
@@ -59,6 +65,7 @@ const MERGED: &[(&str, &str, &str, &str)] = &[
         r#"{"max_pixels": 50000}"#,
     ),
     (QWEN3, r#"{"max_pixels": 60000}"#, r#"{"size": null}"#, r#"{"max_pixels": 60000}"#),
+    (QWEN3, r#"{"size": {"longest_edge": 60000}}"#, r#"{"size": null}"#, "{}"),
     (
         LLAVA,
         r#"{"resample": 2}"#,
@@ -111,6 +118,74 @@ fn request_kwargs_override_engine_kwargs() {
         let expected = plain.plan(size, &expected).ok();
         assert_eq!(found, expected, "{name} {engine} {request}");
     }
+}
+
+#[derive(Deserialize)]
+struct Goldens {
+    image: FixtureImage,
+    models: BTreeMap<String, GoldenModel>,
+    rows: Vec<Row>,
+}
+
+/// The index of the model, the engine's kwargs, a request's kwargs; the placeholder, the shape of
+/// the pixels and the start of their hash, or `None` if vLLM refuses the request.
+#[derive(Deserialize)]
+struct Row(usize, Map<String, Value>, Map<String, Value>, Option<Item>);
+
+type Item = (Vec<(u32, usize, bool)>, Vec<usize>, String);
+
+/// Returns the item that a model makes of an image.
+fn item(
+    model: &VisionModel,
+    image: &FixtureImage,
+    pixels: &[u8],
+    request: &Map<String, Value>,
+) -> Result<Item, VisionError> {
+    let kwargs = model.parse_kwargs(request)?;
+    let size = ImageSize { width: image.width, height: image.height };
+    let plan = model.plan(size, &kwargs)?;
+    let format = PixelFormat::Normalized(Dtype::F32);
+    let mut out = vec![0; plan.pixel_bytes(format)];
+    model.process(RgbView::new(size, pixels)?, &plan, format, &mut out)?;
+    let mut runs: Vec<(u32, usize, bool)> = Vec::new();
+    for run in &plan.placeholder {
+        match runs.last_mut() {
+            Some(last) if (last.0, last.2) == (run.token.0, run.embeds) => last.1 += run.count,
+            _ => runs.push((run.token.0, run.count, run.embeds)),
+        }
+    }
+    let tensors = plan.tensors(format);
+    let hash = blake3::hash(&out).to_hex()[..16].to_owned();
+    Ok((runs, tensors[0].shape.clone(), hash))
+}
+
+#[test]
+fn engine_and_request_kwargs_merge_as_in_vllm() {
+    let Goldens { image, models, rows } = golden::json("engine_kwargs.json");
+    let models: Vec<_> = models.iter().collect();
+    let pixels = image.pixels();
+    let mut differences = Vec::new();
+    let mut equal = 0;
+    for Row(index, engine, request, expected) in rows {
+        let (name, vocabulary) = models[index];
+        let model = VisionModel::from_model_dir(&golden::path(name), vocabulary).unwrap().unwrap();
+        let Ok(model) = model.with_engine_kwargs(engine.clone()) else {
+            // vLLM must fail without kwargs of a request. Some requests repair what is wrong.
+            assert!(!request.is_empty() || expected.is_none(), "{name} {engine:?}");
+            continue;
+        };
+        match (item(&model, &image, &pixels, &request), expected) {
+            (Ok(found), Some(expected)) if found == expected => equal += 1,
+            (Err(error), None) if error.fault() == Fault::Request => {}
+            (found, expected) => {
+                let engine = Value::Object(engine);
+                let request = Value::Object(request);
+                differences.push(format!("{name} {engine} {request}: {found:?}, not {expected:?}"));
+            }
+        }
+    }
+    assert!(differences.is_empty(), "{} differ:\n{}", differences.len(), differences.join("\n"));
+    assert!(equal >= 1200, "only {equal} rows");
 }
 
 #[test]

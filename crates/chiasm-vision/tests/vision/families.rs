@@ -3,16 +3,17 @@
 
 use std::collections::BTreeMap;
 
-use chiasm_types::{Dtype, TensorField, TokenId};
+use chiasm_types::{Dtype, TensorField};
 use chiasm_vision::{
     Contents, Fault, ImagePlan, ImageSize, PixelFormat, RgbView, TensorSpec, VisionError,
-    VisionModel, Vocabulary, VocabularyError,
+    VisionModel,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::fixture_image::FixtureImage;
 use crate::golden;
+use crate::golden_model::GoldenModel;
 
 const FAMILIES: [&str; 9] = [
     "gemma3",
@@ -77,15 +78,6 @@ struct Cases {
 }
 
 #[derive(Deserialize)]
-struct GoldenModel {
-    vocabulary: BTreeMap<String, u32>,
-    texts: BTreeMap<String, Vec<u32>>,
-    error: Option<String>,
-    #[serde(default)]
-    device_normalizes: bool,
-}
-
-#[derive(Deserialize)]
 struct Case {
     model: String,
     image: FixtureImage,
@@ -112,29 +104,6 @@ struct GoldenTensor {
     float32: Option<String>,
     float16: Option<String>,
     bfloat16: Option<String>,
-}
-
-/// A tokenizer with exactly the tokens of its golden.
-impl Vocabulary for GoldenModel {
-    fn id(&self, token: &str) -> Option<TokenId> {
-        self.vocabulary.get(token).copied().map(TokenId)
-    }
-
-    fn encode(&self, text: &str) -> Result<Vec<TokenId>, VocabularyError> {
-        let mut tokens = Vec::new();
-        let mut rest = text;
-        while !rest.is_empty() {
-            let token = self.vocabulary.iter().map(|(text, id)| (text, std::slice::from_ref(id)));
-            let words = self.texts.iter().map(|(text, ids)| (text, ids.as_slice()));
-            let known = token.chain(words).filter(|(text, _)| rest.starts_with(text.as_str()));
-            let (text, ids) = known
-                .max_by_key(|(text, _)| text.len())
-                .ok_or_else(|| VocabularyError::NoToken(rest.to_owned()))?;
-            tokens.extend(ids.iter().copied().map(TokenId));
-            rest = &rest[text.len()..];
-        }
-        Ok(tokens)
-    }
 }
 
 /// Reads the golden cases of a family.

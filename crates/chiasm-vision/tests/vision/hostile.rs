@@ -145,8 +145,8 @@ proptest! {
             .collect();
         let image = RgbView::new(size, &pixels).unwrap();
         // The previous contents of the buffer must not affect the tensor.
-        let tensors = [0x00, 0xFF].map(|before| {
-            let mut out = vec![before; plan.pixel_bytes(PixelFormat::Normalized(Dtype::BF16))];
+        let tensors = [0x00, 0xFF].map(|fill| {
+            let mut out = vec![fill; plan.pixel_bytes(PixelFormat::Normalized(Dtype::BF16))];
             model.process(image, &plan, PixelFormat::Normalized(Dtype::BF16), &mut out).unwrap();
             out
         });

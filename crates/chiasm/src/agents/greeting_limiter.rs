@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn ten_thousand_silent_agents_delay_no_other() {
+    async fn silent_agents_do_not_delay_other_greetings() {
         let limiter = Arc::new(GreetingLimiter::new());
         for _ in 0..10_000 {
             let limiter = limiter.clone();

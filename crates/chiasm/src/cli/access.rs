@@ -30,32 +30,39 @@ impl AccessArgs {
     /// [`CliError::Usage`] for a key that is empty or not valid in a header, and for a file that
     /// can't be read or has no keys.
     pub(crate) fn keys(&self) -> Result<ApiKeys, CliError> {
+        for key in &self.api_key {
+            check_key(key, &"--api-key")?;
+        }
         let file_keys =
             self.api_key_file.as_deref().map(read_keys).transpose()?.unwrap_or_default();
-        let keys: Vec<&str> = self
-            .api_key
-            .iter()
-            .map(String::as_str)
-            .chain(file_keys.iter().map(String::as_str))
-            .collect();
-        if keys.iter().any(|key| key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()))
-        {
-            let message = "an API key must consist of one or more printable ASCII characters";
-            return Err(CliError::Usage(message.to_owned()));
-        }
+        let keys = self.api_key.iter().chain(&file_keys).map(String::as_str);
         Ok(ApiKeys::new(keys, self.protect_metrics))
     }
 }
 
-/// Reads one key per line, without comments and empty lines.
+/// Checks that a header can contain a key. `source` is the flag, or the line of a file.
+fn check_key(key: &str, source: &dyn Display) -> Result<(), CliError> {
+    if !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "{source}: expected one or more printable ASCII characters without spaces"
+    )))
+}
+
+/// Reads one key per line; skips comments and empty lines.
 fn read_keys(path: &Path) -> Result<Vec<String>, CliError> {
     let invalid = |reason: &dyn Display| {
         CliError::Usage(format!("--api-key-file: {}: {reason}", path.display()))
     };
     let text = std::fs::read_to_string(path).map_err(|error| invalid(&error))?;
-    let lines =
-        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let keys: Vec<String> = lines.map(str::to_owned).collect();
+    let mut keys = Vec::new();
+    for (line, key) in (1..).zip(text.lines().map(str::trim)) {
+        if !key.is_empty() && !key.starts_with('#') {
+            check_key(key, &format_args!("--api-key-file {}, line {line}", path.display()))?;
+            keys.push(key.to_owned());
+        }
+    }
     // An empty file is a mistake: without keys, everybody would get access.
     if keys.is_empty() {
         return Err(invalid(&"the file has no API key; put one on each line"));
@@ -77,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_flags_with_file_are_hidden_in_debug() {
+    fn combined_keys_are_hidden_in_debug() {
         let shown = keys(&["one"], Some("# two keys\n\n  two \nthree\n")).unwrap();
         assert_eq!(shown, format!("{:?}", ApiKeys::new(["one", "two", "three"], false)));
         assert!(!shown.contains("two"));
@@ -86,7 +93,9 @@ mod tests {
 
     #[test]
     fn invalid_key_or_empty_file_is_refused() {
-        assert!(keys(&[""], None).is_err());
+        assert!(keys(&[""], None).unwrap_err().starts_with("--api-key: expected"));
+        let error = keys(&[], Some("# keys\none\nt w o\n")).unwrap_err();
+        assert!(error.contains("/keys, line 3: expected") && !error.contains("t w o"), "{error}");
         assert!(keys(&["a b"], None).is_err());
         assert!(keys(&["ä"], None).is_err());
         assert!(keys(&[], Some("# nothing\n")).unwrap_err().contains("no API key"));

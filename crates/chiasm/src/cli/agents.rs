@@ -12,36 +12,37 @@ use chiasm_discovery::{
 };
 use clap::{Args, ValueEnum};
 
-use super::NixlArgs;
+use super::{NixlArgs, agent_address};
 use crate::error::CliError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentArgs {
-    /// Accept tensors made by frontends: of items that vLLM's processor makes, and of images while
-    /// this agent has too many to process (--agent-media of chiasm serve). Frontends are trusted:
-    /// wrong tensors kill an engine
+    /// Accept tensors that frontends made: of media for vLLM's processor, and of images while this
+    /// agent is overloaded (--agent-media of chiasm serve). Frontends are trusted: wrong tensors
+    /// kill an engine
     #[arg(long, env = "CHIASM_TAKE_TENSORS")]
     pub(crate) take_tensors: bool,
     /// Fetch images from their URLs, within the limits and the policy of this agent's media flags.
     /// Frontends then send only images that this agent can't fetch
     #[arg(long, env = "CHIASM_FETCH_MEDIA")]
     pub(crate) fetch_media: bool,
-    /// Agents on other machines whose engines to use. Without --engines, --sim or --attach, this
-    /// process starts no engines of its own
+    /// Agents on other machines whose engines this frontend uses. Without --engines, --sim or
+    /// --attach, this process starts no engines of its own
     #[arg(
         long,
         env = "CHIASM_AGENTS",
         value_name = "HOST:PORT",
         num_args = 1..,
-        value_delimiter = ','
+        value_delimiter = ',',
+        value_parser = agent_address
     )]
     pub(crate) agents: Vec<String>,
     /// Form in which images are sent to agents that could make the tensors themselves
     #[arg(long, env = "CHIASM_AGENT_MEDIA", value_enum, default_value_t = AgentMediaArg::Auto)]
     pub(crate) agent_media: AgentMediaArg,
     /// Service in which to discover agents, besides --agents: etcd://HOST:PORT,…/PREFIX, etcds://…
-    /// (with TLS), or kubernetes://NAMESPACE/SERVICE[:PORT]. An agent that it no longer lists is
-    /// used for as long as it answers
+    /// (with TLS), or kubernetes://NAMESPACE/SERVICE[:PORT]. An agent that the service no
+    /// longer lists stays in use while it answers
     #[arg(long, env = "CHIASM_DISCOVERY", value_name = "URL")]
     pub(crate) discovery: Option<Source>,
     /// Address of an etcd in which this agent announces itself to frontends:
@@ -50,7 +51,13 @@ pub(crate) struct AgentArgs {
     pub(crate) announce: Option<Etcd>,
     /// Address to announce to frontends; required if the agent listens on all addresses [default:
     /// the address it listens on]
-    #[arg(long, env = "CHIASM_ANNOUNCE_ADDRESS", value_name = "HOST:PORT", requires = "announce")]
+    #[arg(
+        long,
+        env = "CHIASM_ANNOUNCE_ADDRESS",
+        value_name = "HOST:PORT",
+        requires = "announce",
+        value_parser = agent_address
+    )]
     pub(crate) announce_address: Option<String>,
     /// PEM file of the authorities that sign the certificates of etcds:// servers [default: the
     /// public authorities that Mozilla trusts]
@@ -75,8 +82,8 @@ pub(crate) struct AgentArgs {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum AgentMediaArg {
-    /// As files. As tensors made here if the agent has --take-tensors, the image would wait there
-    /// for longer than sending its tensors takes, and a thread here is idle
+    /// As files; as tensors made here if the agent has --take-tensors, the image would wait there
+    /// for longer than sending its tensors takes, and a thread is idle here
     Auto,
     /// As files
     Encoded,
@@ -168,7 +175,7 @@ impl AgentArgs {
 #[derive(Debug, Args)]
 pub(crate) struct DrainArgs {
     /// Address of the agent
-    #[arg(value_name = "HOST:PORT")]
+    #[arg(value_name = "HOST:PORT", value_parser = agent_address)]
     pub(crate) agent: String,
     /// Let the agent take new requests again
     #[arg(long)]
@@ -191,7 +198,7 @@ pub(crate) struct DrainArgs {
 #[derive(Debug, Args)]
 pub(crate) struct ProbeArgs {
     /// Address of the agent
-    #[arg(value_name = "HOST:PORT")]
+    #[arg(value_name = "HOST:PORT", value_parser = agent_address)]
     pub(crate) agent: String,
     /// Also require that the agent takes new requests and that frontends have admitted each of its
     /// engines, as for the readiness probe of a pod
@@ -263,9 +270,9 @@ impl AgentTlsArgs {
     pub(crate) fn check_plaintext_towards(&self, address: &str) -> Result<(), CliError> {
         let host =
             address.rsplit_once(':').map_or(address, |(host, _)| host).trim_matches(['[', ']']);
-        let is_here =
+        let is_loopback =
             host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
-        self.check_plaintext(address, is_here)
+        self.check_plaintext(address, is_loopback)
     }
 
     /// Checks that an agent may listen at `address` for plain text.
@@ -273,8 +280,8 @@ impl AgentTlsArgs {
         self.check_plaintext(&address.to_string(), address.ip().is_loopback())
     }
 
-    fn check_plaintext(&self, address: &str, is_here: bool) -> Result<(), CliError> {
-        if is_here || self.agent_plaintext {
+    fn check_plaintext(&self, address: &str, is_loopback: bool) -> Result<(), CliError> {
+        if is_loopback || self.agent_plaintext {
             return Ok(());
         }
         Err(CliError::Usage(format!(
@@ -291,6 +298,21 @@ mod tests {
 
     use crate::cli::{Cli, Command};
     use crate::error::CliError;
+
+    #[test]
+    fn agent_address_without_host_and_port_is_refused() {
+        for value in ["http://127.0.0.1:1", "a", "nonsense", "a:0"] {
+            for words in
+                [&["serve", "m", "--agents", value][..], &["probe", value], &["drain", value]]
+            {
+                let error = Cli::parse_args([&["chiasm"], words].concat()).unwrap_err().to_string();
+                let expected = format!("'{value}' for");
+                assert!(error.contains(&expected), "{error}");
+                assert!(error.contains("expected HOST:PORT, such as gpu1:8100"), "{error}");
+            }
+        }
+        assert!(Cli::parse_args(["chiasm", "probe", "[::1]:8100"]).is_ok());
+    }
 
     #[test]
     fn plaintext_is_local_unless_allowed() {

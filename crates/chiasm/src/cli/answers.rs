@@ -1,9 +1,10 @@
-//! Flags of prompts: the rendering of conversations; and of answers: their parsing and format.
+//! Flags for rendering conversations as prompts, and for parsing and formatting answers.
 
 use chiasm_api::openai::ReasoningFields;
-use chiasm_pipeline::answers::ParserChoice;
+use chiasm_pipeline::answers::{ParserChoice, reasoning_parsers, tool_parsers};
 use chiasm_prompt::{ContentFormat, check_template_kwargs};
 use chiasm_request::ChatDefaults;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use serde_json::{Map, Value};
 
@@ -14,20 +15,42 @@ use crate::error::CliError;
 pub(crate) struct AnswerArgs {
     /// Format of the model's tool calls: the name of a vLLM parser, auto to detect it from the chat
     /// template, or none
-    #[arg(long, env = "CHIASM_TOOL_CALL_PARSER", value_name = "NAME", default_value = "auto")]
+    #[arg(
+        long,
+        env = "CHIASM_TOOL_CALL_PARSER",
+        value_name = "NAME",
+        default_value = "auto",
+        value_parser = parser_choice(tool_parsers()),
+        hide_possible_values = true
+    )]
     pub(crate) tool_call_parser: ParserChoice,
     /// Format of the model's reasoning: the name of a vLLM parser, auto to detect it from the chat
     /// template, or none. Launched engines get the same parser
-    #[arg(long, env = "CHIASM_REASONING_PARSER", value_name = "NAME", default_value = "auto")]
+    #[arg(
+        long,
+        env = "CHIASM_REASONING_PARSER",
+        value_name = "NAME",
+        default_value = "auto",
+        value_parser = parser_choice(reasoning_parsers()),
+        hide_possible_values = true
+    )]
     pub(crate) reasoning_parser: ParserChoice,
     /// Fields of messages for reasoning: reasoning (vLLM's name), reasoning_content (the older
     /// name, which many clients read) or both
     #[arg(long, env = "CHIASM_REASONING_FIELDS", value_enum, default_value = "both")]
-    pub(crate) reasoning_fields: FieldChoice,
+    pub(crate) reasoning_fields: ReasoningFieldsChoice,
     /// Report usage in all streams of chats and completions, as if clients asked for it with
     /// stream_options
     #[arg(long, env = "CHIASM_ENABLE_FORCE_INCLUDE_USAGE")]
     pub(crate) enable_force_include_usage: bool,
+}
+
+/// Returns the parser of a choice among parsers with these names.
+fn parser_choice(
+    names: impl Iterator<Item = &'static str>,
+) -> impl TypedValueParser<Value = ParserChoice> {
+    PossibleValuesParser::new(["auto", "none"].into_iter().chain(names))
+        .try_map(|name| name.parse::<ParserChoice>())
 }
 
 /// Flags of the rendering of conversations as prompts.
@@ -61,7 +84,7 @@ impl PromptArgs {
     ///
     /// # Errors
     /// [`CliError::Usage`] for a template variable that the flag must not set.
-    pub(crate) fn chats(&self) -> Result<ChatDefaults, CliError> {
+    pub(crate) fn chat_defaults(&self) -> Result<ChatDefaults, CliError> {
         let template_kwargs = self.default_chat_template_kwargs.clone();
         check_template_kwargs(&template_kwargs)
             .map_err(|error| CliError::Usage(format!("--default-chat-template-kwargs: {error}")))?;
@@ -92,19 +115,38 @@ impl ContentFormatChoice {
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum FieldChoice {
+pub(crate) enum ReasoningFieldsChoice {
     Both,
     Reasoning,
     #[value(name = "reasoning_content")]
     ReasoningContent,
 }
 
-impl From<FieldChoice> for ReasoningFields {
-    fn from(choice: FieldChoice) -> Self {
+impl From<ReasoningFieldsChoice> for ReasoningFields {
+    fn from(choice: ReasoningFieldsChoice) -> Self {
         match choice {
-            FieldChoice::Both => Self { reasoning: true, reasoning_content: true },
-            FieldChoice::Reasoning => Self { reasoning: true, reasoning_content: false },
-            FieldChoice::ReasoningContent => Self { reasoning: false, reasoning_content: true },
+            ReasoningFieldsChoice::Both => Self { reasoning: true, reasoning_content: true },
+            ReasoningFieldsChoice::Reasoning => Self { reasoning: true, reasoning_content: false },
+            ReasoningFieldsChoice::ReasoningContent => {
+                Self { reasoning: false, reasoning_content: true }
+            }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::Cli;
+
+    #[test]
+    fn unknown_parser_names_flag_and_nearest_name() {
+        let words = ["chiasm", "serve", "m", "--tool-call-parser", "hermse"];
+        let error = Cli::parse_args(words).unwrap_err().to_string();
+        for part in ["'hermse' for '--tool-call-parser", "a similar value exists: 'hermes'"] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert!(!error.contains("deepseek_r1"), "{error}");
+        let words = ["chiasm", "serve", "m", "--reasoning-parser", "deepseek_r1"];
+        assert!(Cli::parse_args(words).is_ok());
     }
 }

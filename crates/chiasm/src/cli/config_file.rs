@@ -5,32 +5,36 @@
 //! value whose flag is given on the command line or in the environment is left out; so is a value
 //! that conflicts with such a flag.
 
+use std::any::TypeId;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use chiasm_engine::launch::{FlagPlace, place_of_flag};
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use yaml_rust2::yaml::Hash;
 use yaml_rust2::{ScanError, Yaml, YamlLoader};
 
+use super::http::JsonList;
+use super::value_error::plain_error;
+
 /// The name of the flag that gives the file.
-pub(crate) const FLAG: &str = "config";
+pub(crate) const CONFIG_FLAG: &str = "config";
 /// The environment variable that gives the file.
-pub(crate) const VARIABLE: &str = "CHIASM_CONFIG";
+pub(crate) const CONFIG_VARIABLE: &str = "CHIASM_CONFIG";
 /// The key for the model, which is the positional argument of the command line.
 const MODEL_KEY: &str = "model";
 /// The key for vLLM's flags, which follow `--` on the command line.
 pub(crate) const VLLM_KEY: &str = "vllm-args";
 /// The id of the argument that takes vLLM's flags.
-const VLLM_ID: &str = "vllm_args";
+const VLLM_ARG_ID: &str = "vllm_args";
 /// The maximum size of a file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// The similarity from which a known key is suggested for an unknown one, from 0 to 1.
-const MIN_SIMILARITY: f64 = 0.7;
+/// The similarity from which a known name is suggested for an unknown one, from 0 to 1.
+pub(super) const MIN_SIMILARITY: f64 = 0.7;
 
 /// The values of a configuration file.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -54,11 +58,11 @@ struct FileValue {
 /// An error in a configuration file.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    #[error("{}: {source}", path.display())]
+    #[error("{}: the file of --{CONFIG_FLAG} can't be read: {source}", path.display())]
     Read { path: PathBuf, source: io::Error },
     #[error("{}: the file has more than {MAX_FILE_BYTES} bytes", path.display())]
     TooLarge { path: PathBuf },
-    #[error("{}: not valid YAML: {source}", path.display())]
+    #[error("{}: not valid YAML: {}", path.display(), describe_syntax(source))]
     Syntax { path: PathBuf, source: ScanError },
     #[error(
         "{}: expected one mapping of flags to values, such as\nport: 8000\nengines: 2",
@@ -67,8 +71,8 @@ pub(crate) enum ConfigError {
     NotAMapping { path: PathBuf },
     #[error("{}: unknown key '{key}'{advice}", path.display())]
     UnknownKey { path: PathBuf, key: String, advice: String },
-    #[error("{}: '{key}' expects {expected}", path.display())]
-    Value { path: PathBuf, key: String, expected: &'static str },
+    #[error("{}: '{key}' expects {expected}, got {found}", path.display())]
+    Value { path: PathBuf, key: String, expected: &'static str, found: String },
     #[error("{}: '{key}' occurs twice", path.display())]
     Repeated { path: PathBuf, key: String },
 }
@@ -104,7 +108,7 @@ impl ConfigFile {
         for (key, value) in keys {
             let key =
                 scalar(key).ok_or_else(|| ConfigError::NotAMapping { path: path.to_owned() })?;
-            let value = file.value(&key, value, command)?;
+            let value = file.parse_value(&key, value, command)?;
             if file.values.iter().any(|other| other.id == value.id) {
                 return Err(ConfigError::Repeated { path: path.to_owned(), key });
             }
@@ -113,11 +117,17 @@ impl ConfigFile {
         Ok(file)
     }
 
-    fn value(&self, key: &str, value: &Yaml, command: &Command) -> Result<FileValue, ConfigError> {
+    fn parse_value(
+        &self,
+        key: &str,
+        value: &Yaml,
+        command: &Command,
+    ) -> Result<FileValue, ConfigError> {
         let expects = |expected| ConfigError::Value {
             path: self.path.clone(),
             key: key.to_owned(),
             expected,
+            found: describe(value),
         };
         let name = key.replace('_', "-");
         if name == VLLM_KEY {
@@ -125,15 +135,19 @@ impl ConfigFile {
                 return Err(expects("a mapping of vLLM's flags to values"));
             };
             let words = vllm_words(flags).ok_or_else(|| {
-                expects("vLLM's flags with a value, a list of values, or true or false each")
+                expects("for each of vLLM's flags a value, a list of values, or true or false")
             })?;
-            return Ok(FileValue { id: VLLM_ID.to_owned(), key: key.to_owned(), words });
+            return Ok(FileValue { id: VLLM_ARG_ID.to_owned(), key: key.to_owned(), words });
         }
-        let arg = find(command, &name).ok_or_else(|| ConfigError::UnknownKey {
+        let arg = find_arg(command, &name).ok_or_else(|| ConfigError::UnknownKey {
             path: self.path.clone(),
             key: key.to_owned(),
             advice: advice(command, &name),
         })?;
+        let json = || match to_json(value) {
+            Some(json) => Ok(json.to_string()),
+            None => Err(expects("a value that JSON supports")),
+        };
         let words = match value {
             Yaml::Array(items) if takes_list(arg) => items
                 .iter()
@@ -141,10 +155,8 @@ impl ConfigFile {
                 .collect::<Option<Vec<_>>>()
                 .filter(|words| !words.is_empty())
                 .ok_or_else(|| expects("a list with one value or more"))?,
-            Yaml::Hash(_) => {
-                let json = to_json(value).ok_or_else(|| expects("a value that JSON supports"))?;
-                vec![json.to_string()]
-            }
+            Yaml::Array(_) if is_json_list(arg) => vec![json()?],
+            Yaml::Hash(_) if !is_switch(arg) => vec![json()?],
             Yaml::Boolean(flag) if is_switch(arg) => flag.then(String::new).into_iter().collect(),
             _ if is_switch(arg) => return Err(expects("true or false")),
             _ => vec![scalar(value).ok_or_else(|| expects("one value"))?],
@@ -157,8 +169,8 @@ impl ConfigFile {
         Ok(FileValue { id: arg.get_id().to_string(), key: key.to_owned(), words })
     }
 
-    /// Removes the values that a flag of the command line or of the environment replaces or
-    /// conflicts with. `matches` is the result of parsing without the file.
+    /// Removes each value whose flag is also set on the command line or in the environment, or
+    /// conflicts with a flag set there. `matches` is the result of parsing without the file.
     pub(crate) fn remove_overridden(&mut self, command: &Command, matches: &ArgMatches) {
         let is_given = |id: &str| {
             let source = matches.value_source(id);
@@ -168,9 +180,9 @@ impl ConfigFile {
             command.get_arguments().filter(|arg| is_given(arg.get_id().as_str())).collect();
         self.values.retain(|value| {
             // vLLM lets the last of several flags win.
-            value.id == VLLM_ID
+            value.id == VLLM_ARG_ID
                 || !given.iter().any(|arg| {
-                    arg.get_id() == value.id.as_str() || conflict(command, arg, &value.id)
+                    arg.get_id() == value.id.as_str() || conflicts(command, arg, &value.id)
                 })
         });
     }
@@ -179,7 +191,7 @@ impl ConfigFile {
     /// subcommand.
     pub(crate) fn insert_into(&self, words: &mut Vec<OsString>) {
         let (vllm, own): (Vec<_>, Vec<_>) =
-            self.values.iter().partition(|value| value.id == VLLM_ID);
+            self.values.iter().partition(|value| value.id == VLLM_ARG_ID);
         let to_words = |values: Vec<&FileValue>| {
             values
                 .into_iter()
@@ -198,10 +210,9 @@ impl ConfigFile {
         words.splice(2..2, to_words(own));
     }
 
-    /// Returns the key that sets the flag `--long`, as the file has it.
-    pub(crate) fn key_of(&self, long: &str) -> Option<&str> {
-        let value = self.values.iter().find(|value| value.key.replace('_', "-") == long);
-        value.map(|value| value.key.as_str())
+    /// Returns the key that sets this argument, as the file has it.
+    pub(super) fn key_of(&self, id: &str) -> Option<&str> {
+        self.values.iter().find(|value| value.id == id).map(|value| value.key.as_str())
     }
 
     /// Returns `true` if the file sets this argument.
@@ -228,8 +239,8 @@ pub(super) fn insert_config(
     let Some(path) = path_in(words) else { return Ok(None) };
     let Some(command) = definition.find_subcommand(name) else { return Ok(None) };
     let mut file = ConfigFile::read(&path, command)
-        .map_err(|error| definition.clone().error(ErrorKind::ValueValidation, error))?;
-    // A faulty command line is reported when it is parsed with the file's values.
+        .map_err(|error| plain_error(ErrorKind::ValueValidation, error))?;
+    // Errors are ignored here; the parse with the file's values reports them.
     let matches = definition.clone().ignore_errors(true).try_get_matches_from(words.iter());
     if let Ok(Some((_, given))) = matches.as_ref().map(ArgMatches::subcommand) {
         file.remove_overridden(command, given);
@@ -238,43 +249,11 @@ pub(super) fn insert_config(
     Ok(Some(file))
 }
 
-/// Adds the source of an invalid value to an error: the file or the variable that sets it. An error
-/// about a value on the command line is returned unchanged.
-pub(super) fn name_source(
-    error: clap::Error,
-    definition: &Command,
-    given: &[OsString],
-    file: Option<&ConfigFile>,
-) -> clap::Error {
-    let Some(ContextValue::String(named)) = error.get(ContextKind::InvalidArg) else {
-        return error;
-    };
-    let long = named.split([' ', '=']).next().unwrap_or_default().trim_start_matches("--");
-    let is_given = given.iter().filter_map(|word| word.to_str()).any(|word| {
-        word.strip_prefix("--").is_some_and(|word| word.split('=').next() == Some(long))
-    });
-    let command = given.get(1).and_then(|name| definition.find_subcommand(name));
-    let variable = command
-        .and_then(|command| command.get_arguments().find(|arg| arg.get_long() == Some(long)))
-        .and_then(Arg::get_env)
-        .filter(|name| std::env::var_os(name).is_some());
-    let source = match (file.and_then(|file| Some((file, file.key_of(long)?))), variable) {
-        (Some((file, key)), _) => format!("'{key}' is set in {}", file.path().display()),
-        (None, Some(variable)) if !is_given => {
-            format!("--{long} is set by the variable {}", variable.to_string_lossy())
-        }
-        _ => return error,
-    };
-    let text = error.to_string();
-    let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
-    clap::Error::raw(error.kind(), format!("{text}\n\n{source}\n"))
-}
-
 /// Returns the path of the configuration file: from the words of a command line before `--`, or
 /// from the environment.
 fn path_in(words: &[OsString]) -> Option<PathBuf> {
-    let long = format!("--{FLAG}");
-    let assigned = format!("--{FLAG}=");
+    let long = format!("--{CONFIG_FLAG}");
+    let assigned = format!("--{CONFIG_FLAG}=");
     let own = words.iter().take_while(|word| *word != "--");
     let mut path = None;
     let mut is_next = false;
@@ -287,11 +266,12 @@ fn path_in(words: &[OsString]) -> Option<PathBuf> {
         }
         is_next = *word == *long;
     }
-    path.or_else(|| std::env::var_os(VARIABLE).filter(|value| !value.is_empty()).map(Into::into))
+    let from_env = || std::env::var_os(CONFIG_VARIABLE).filter(|value| !value.is_empty());
+    path.or_else(|| from_env().map(Into::into))
 }
 
-/// Returns `true` if the definition of one of two arguments says that it conflicts with the other.
-fn conflict(command: &Command, arg: &Arg, id: &str) -> bool {
+/// Returns `true` if either argument is declared to conflict with the other.
+fn conflicts(command: &Command, arg: &Arg, id: &str) -> bool {
     let Some(other) = command.get_arguments().find(|other| other.get_id() == id) else {
         return false;
     };
@@ -300,21 +280,23 @@ fn conflict(command: &Command, arg: &Arg, id: &str) -> bool {
 }
 
 /// Finds the argument of a key.
-fn find<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
+pub(super) fn find_arg<'a>(command: &'a Command, name: &str) -> Option<&'a Arg> {
     if name == MODEL_KEY {
         return command.get_positionals().find(|arg| arg.get_id() == MODEL_KEY);
     }
-    let is_named = |arg: &&Arg| {
-        arg.get_long() == Some(name)
-            || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
-    };
-    flags(command).find(is_named)
+    flags(command).find(|arg| is_named(arg, name))
+}
+
+/// Returns `true` if `--name` is a flag's long name or an alias of it.
+pub(super) fn is_named(arg: &Arg, name: &str) -> bool {
+    arg.get_long() == Some(name)
+        || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&name))
 }
 
 /// Returns the flags that a file can set.
 pub(crate) fn flags(command: &Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| {
-        let is_meta = [Some(FLAG), Some(super::help::ALL)].contains(&arg.get_long());
+        let is_meta = [Some(CONFIG_FLAG), Some(super::help::HELP_ALL)].contains(&arg.get_long());
         arg.get_long().is_some() && (arg.get_action().takes_values() || is_switch(arg)) && !is_meta
     })
 }
@@ -329,6 +311,31 @@ pub(crate) fn is_switch(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::SetTrue)
 }
 
+/// Returns `true` if an argument takes a list in JSON's form.
+pub(crate) fn is_json_list(arg: &Arg) -> bool {
+    arg.get_value_parser().type_id() == TypeId::of::<JsonList>()
+}
+
+/// Returns a value as errors show it.
+fn describe(value: &Yaml) -> String {
+    match value {
+        Yaml::Array(_) => "a list".to_owned(),
+        Yaml::Hash(_) => "a mapping".to_owned(),
+        _ => scalar(value).map_or_else(|| "nothing".to_owned(), |text| format!("'{text}'")),
+    }
+}
+
+/// Returns the text of an error of the YAML parser, with a repeated key as the file has it.
+fn describe_syntax(error: &ScanError) -> String {
+    let text = error.to_string();
+    let key =
+        text.split_once("String(\"").and_then(|(_, rest)| rest.split_once("\"): duplicated key"));
+    match key {
+        Some((key, _)) => format!("'{key}' occurs twice, at line {}", error.marker().line()),
+        None => text,
+    }
+}
+
 /// Returns the text of a value that is neither a list nor a mapping.
 fn scalar(value: &Yaml) -> Option<String> {
     match value {
@@ -337,6 +344,12 @@ fn scalar(value: &Yaml) -> Option<String> {
         Yaml::Boolean(flag) => Some(flag.to_string()),
         _ => None,
     }
+}
+
+/// Returns `true` if YAML reads text without quotation marks as a scalar with the same text.
+pub(crate) fn reads_back(text: &str) -> bool {
+    let documents = YamlLoader::load_from_str(text).unwrap_or_default();
+    matches!(documents.as_slice(), [value] if scalar(value).as_deref() == Some(text))
 }
 
 /// Returns vLLM's flags as words of its command line; `None` if a value has no such form. `true`
@@ -383,7 +396,7 @@ fn to_json(value: &Yaml) -> Option<serde_json::Value> {
 
 /// Returns the advice for an unknown key: the nearest flag, or the place for a flag of vLLM.
 fn advice(command: &Command, name: &str) -> String {
-    if name == FLAG {
+    if name == CONFIG_FLAG {
         return ": a file can't name another file".to_owned();
     }
     match place_of_flag(&format!("--{name}")) {

@@ -20,13 +20,13 @@ pub(crate) struct EngineArgs {
     /// The vllm command; a name without a folder is looked up beside chiasm, then in the PATH
     #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
     pub(crate) vllm: PathBuf,
-    /// Number of GPUs for each engine alone, taken in order from CUDA_VISIBLE_DEVICES [default:
-    /// vLLM decides]
+    /// Number of GPUs for each engine, not shared with others, taken in order from
+    /// CUDA_VISIBLE_DEVICES [default: vLLM decides]
     #[arg(long, env = "CHIASM_GPUS_PER_ENGINE")]
     pub(crate) gpus_per_engine: Option<u32>,
-    /// Run all engines on the same GPU, or with --gpus-per-engine on the same first GPUs, for
-    /// trials: the engines slow each other down. They start one after the other and divide 0.9 of
-    /// the memory, unless their flags have --gpu-memory-utilization
+    /// For trials: run all engines on one GPU, or with --gpus-per-engine on the same first GPUs;
+    /// the engines slow each other down. They start one after the other and divide 0.9 of the
+    /// memory, unless their flags have --gpu-memory-utilization
     #[arg(long, env = "CHIASM_SHARE_GPU", conflicts_with_all = ["sim", "attach"])]
     pub(crate) share_gpu: bool,
     /// Handshake port of the first launched engine; the next engines get the following ports
@@ -49,14 +49,14 @@ pub(crate) struct EngineArgs {
     pub(crate) attach: Vec<AttachArg>,
     /// Server, started by others, to route requests to; may be given several times.
     /// http://HOST:PORT detects what the server is: vLLM, SGLang, TensorRT-LLM, or any server with
-    /// OpenAI's API. A prefix states it: vllm+http://HOST:PORT (with --enable-scale-out, or with
-    /// the option mode=chat), sglang+http://HOST:PORT, trtllm+http://HOST:PORT,
-    /// openai+http://HOST:PORT; https works for each. dynamo+etcd://HOST:PORT,…/NAMESPACE (or
-    /// dynamo+etcds:, with the files of --etcd-ca-file and so on) and
-    /// dynamo+file:///FOLDER/NAMESPACE are the Dynamo workers that an etcd or a folder names.
-    /// Options follow after commas: model=NAME, mode=chat, block-size=N, api-key-file=FILE,
-    /// ca-file=FILE; for Dynamo model=NAME, images, tensors[=TYPE], listen=IP:PORT,
-    /// announce=IP:PORT
+    /// OpenAI's API. A prefix names the kind: vllm+http://HOST:PORT (a server with
+    /// --enable-scale-out, or any with the option mode=chat), sglang+http://HOST:PORT,
+    /// trtllm+http://HOST:PORT, openai+http://HOST:PORT; https works for each.
+    /// dynamo+etcd://HOST:PORT,…/NAMESPACE (or dynamo+etcds:, with the files of --etcd-ca-file,
+    /// --etcd-certfile and --etcd-keyfile) and dynamo+file:///FOLDER/NAMESPACE stand for the Dynamo
+    /// workers registered in an etcd or a folder. Options follow after commas: model=NAME,
+    /// mode=chat, block-size=N, api-key-file=FILE, ca-file=FILE; for Dynamo model=NAME, images,
+    /// tensors[=TYPE], listen=IP:PORT, announce=IP:PORT
     #[arg(long, env = "CHIASM_UPSTREAM", value_name = "URL", value_delimiter = ' ')]
     pub(crate) upstream: Vec<UpstreamArg>,
     /// Seconds for which launched engines outlive this process, so that a new one with the same
@@ -75,10 +75,15 @@ pub(crate) struct EngineArgs {
     /// ~/.local/state/chiasm]
     #[arg(long, env = "CHIASM_STATE_DIR", value_name = "DIR")]
     pub(crate) state_dir: Option<PathBuf>,
-    /// Size in GiB of each engine's receiver cache of media tensors (vLLM's
-    /// --mm-processor-cache-gb); 0 for no cache. For attached engines, give the size they were
-    /// started with [default: 4; unknown with --attach, so every image is sent]
-    #[arg(long, env = "CHIASM_RECEIVER_CACHE_GB", value_parser = non_negative)]
+    /// Size in GiB of each engine's receiver cache of media tensors; 0 for no cache. For attached
+    /// engines, give the size they were started with [default: 4; unknown with --attach, so every
+    /// image is sent]
+    #[arg(
+        long,
+        visible_alias = "mm-processor-cache-gb",
+        env = "CHIASM_RECEIVER_CACHE_GB",
+        value_parser = non_negative
+    )]
     pub(crate) receiver_cache_gb: Option<f64>,
     /// Transfer of media tensors to the engines
     #[arg(long, env = "CHIASM_MM_TRANSFER", value_enum, default_value_t = MmTransfer::Auto)]

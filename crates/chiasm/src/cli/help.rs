@@ -7,7 +7,7 @@ use clap::builder::Resettable;
 use clap::{Arg, ArgAction, Command};
 
 /// The long name of the flag that shows all flags.
-pub(super) const ALL: &str = "help-all";
+pub(super) const HELP_ALL: &str = "help-all";
 
 /// The flags that `--help` shows.
 const COMMON_FLAGS: [&str; 25] = [
@@ -63,16 +63,16 @@ Examples:
 
 All flags: --help-all, or docs/flags.md";
 
-/// Returns `true` if the words of a command line ask for all flags, before `--`.
-pub(super) fn asks_for_all(words: &[OsString]) -> bool {
-    let all = format!("--{ALL}");
+/// Returns `true` if a command line has `--help-all` before `--`.
+pub(super) fn requests_all_flags(words: &[OsString]) -> bool {
+    let all = format!("--{HELP_ALL}");
     words.iter().take_while(|word| *word != "--").any(|word| *word == *all)
 }
 
 /// Adds `--help-all` to a command that has many flags.
 pub(super) fn with_help_all(command: Command) -> Command {
-    let all = Arg::new(ALL)
-        .long(ALL)
+    let all = Arg::new(HELP_ALL)
+        .long(HELP_ALL)
         .action(ArgAction::HelpLong)
         .help("Print help with all flags")
         .help_heading(Resettable::Reset);
@@ -80,7 +80,7 @@ pub(super) fn with_help_all(command: Command) -> Command {
     if command.get_name() == "serve" { command.after_help(SERVE_EXAMPLES) } else { command }
 }
 
-/// Hides the flags that few users need, and prints one short entry a flag.
+/// Hides rarely used flags and shortens the entries of the others.
 pub(super) fn abridge(command: Command) -> Command {
     let short = Arg::new("help")
         .short('h')
@@ -90,7 +90,7 @@ pub(super) fn abridge(command: Command) -> Command {
         .help_heading(Resettable::Reset);
     command.disable_help_flag(true).arg(short).mut_args(|arg| {
         let id = arg.get_id().as_str();
-        let is_common = arg.is_positional() || ["help", ALL].contains(&id);
+        let is_common = arg.is_positional() || ["help", HELP_ALL].contains(&id);
         let is_hidden = arg.is_hide_set() || !(is_common || COMMON_FLAGS.contains(&id));
         arg.hide(is_hidden).hide_env(true)
     })

@@ -95,8 +95,8 @@ impl HttpArgs {
             return Ok(None);
         };
         let certificate = Certificate::load(certificate.clone(), key.clone());
-        let fault = |error| CliError::Usage(format!("--ssl-certfile, --ssl-keyfile: {error}"));
-        certificate.map(Arc::new).map(Some).map_err(fault)
+        let invalid = |error| CliError::Usage(format!("--ssl-certfile, --ssl-keyfile: {error}"));
+        certificate.map(Arc::new).map(Some).map_err(invalid)
     }
 
     /// Returns the options of the live page, if it is served at this address.

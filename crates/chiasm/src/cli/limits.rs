@@ -1,6 +1,5 @@
 //! Flags of the limits on requests and connections.
 
-use std::num::NonZeroUsize;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -10,7 +9,10 @@ use chiasm_server::Network;
 use clap::Args;
 use clap::builder::RangedU64ValueParser;
 
-use super::seconds;
+use super::{positive_seconds, seconds};
+
+/// The maximum number of threads of one kind. Each one has a stack and a queue.
+const MAX_THREADS: u64 = 1024;
 
 #[derive(Debug, Args)]
 pub(crate) struct LimitArgs {
@@ -36,13 +38,13 @@ pub(crate) struct LimitArgs {
     )]
     pub(crate) max_content_parts: usize,
     /// Seconds within which a request body must arrive; slower ones get 408
-    #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = seconds, default_value = "60")]
+    #[arg(long, env = "CHIASM_BODY_TIMEOUT", value_parser = positive_seconds, default_value = "60")]
     pub(crate) body_timeout: Duration,
     /// Minimum bytes per second of a request body, over any ten seconds; 0 for no minimum
     #[arg(long, env = "CHIASM_MIN_BODY_RATE", default_value_t = 1024)]
     pub(crate) min_body_rate: u64,
-    /// Maximum number of open client connections; further ones replace connections that wait for
-    /// their clients
+    /// Maximum number of open client connections; beyond it a new connection closes one that waits
+    /// for its client
     #[arg(
         long,
         env = "CHIASM_MAX_CONNECTIONS",
@@ -52,10 +54,15 @@ pub(crate) struct LimitArgs {
     pub(crate) max_connections: usize,
     /// Seconds within which a client must send the head of its next request, or its connection is
     /// closed
-    #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = seconds, default_value = "60")]
+    #[arg(long, env = "CHIASM_HEAD_TIMEOUT", value_parser = positive_seconds, default_value = "60")]
     pub(crate) head_timeout: Duration,
-    /// Seconds after which a connection is closed whose client reads nothing of its response
-    #[arg(long, env = "CHIASM_WRITE_TIMEOUT", value_parser = seconds, default_value = "60")]
+    /// Seconds after which a connection is closed if its client reads nothing of its response
+    #[arg(
+        long,
+        env = "CHIASM_WRITE_TIMEOUT",
+        value_parser = positive_seconds,
+        default_value = "60"
+    )]
     pub(crate) write_timeout: Duration,
     /// Maximum bytes of all responses together that clients have not read yet; beyond it the
     /// response with the most unread bytes is cut
@@ -80,17 +87,17 @@ pub(crate) struct LimitArgs {
         value_delimiter = ','
     )]
     pub(crate) trusted_proxies: Vec<Network>,
-    /// Maximum CPU time of this server for one request, in seconds, by estimate before the work is
-    /// done; more gets 413
+    /// Maximum estimated CPU time of this server for one request, in seconds; a request above it
+    /// gets 413 before the work begins
     #[arg(long, env = "CHIASM_MAX_REQUEST_COST", value_parser = seconds, default_value = "10")]
     pub(crate) max_request_cost: Duration,
     /// Threads for connections and engines' outputs; more of them serve more tokens per second, at
     /// a higher cost per token [default: half of the cores]
-    #[arg(long, env = "CHIASM_ASYNC_THREADS")]
-    pub(crate) async_threads: Option<NonZeroUsize>,
-    /// Threads for decoding, tokenizing and parsing; short and heavy work has further threads of
-    /// its own [default: one less than cores]
-    #[arg(long, env = "CHIASM_CPU_THREADS")]
+    #[arg(long, env = "CHIASM_ASYNC_THREADS", value_parser = threads())]
+    pub(crate) async_threads: Option<usize>,
+    /// Threads for decoding, tokenizing and parsing; short work and heavy work have further threads
+    /// [default: one less than cores]
+    #[arg(long, env = "CHIASM_CPU_THREADS", value_parser = threads())]
     pub(crate) cpu_threads: Option<usize>,
     /// Target for the time to first token, in seconds; first tokens within and beyond it are
     /// counted, for autoscalers. Nothing else depends on it
@@ -124,11 +131,46 @@ impl LimitArgs {
     /// are faster. Long work has threads of its own.
     pub(crate) fn async_threads(&self) -> usize {
         let half = || available_parallelism().map_or(1, |cores| cores.get().div_ceil(2));
-        self.async_threads.map_or_else(half, NonZeroUsize::get)
+        self.async_threads.unwrap_or_else(half)
     }
 }
 
 /// Returns a parser that refuses 0.
 fn at_least_one() -> RangedU64ValueParser<usize> {
     RangedU64ValueParser::new().range(1..)
+}
+
+/// Returns the parser of a number of threads.
+fn threads() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=MAX_THREADS)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::cli::Cli;
+
+    fn error(flag: &str, value: &str) -> String {
+        Cli::parse_args(["chiasm", "serve", "m", flag, value]).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn thread_counts_are_bounded() {
+        for flag in ["--async-threads", "--cpu-threads"] {
+            for value in ["0", "1025", "100000"] {
+                let error = error(flag, value);
+                assert!(error.contains("expected a whole number from 1 to 1024"), "{error}");
+            }
+            assert!(Cli::parse_args(["chiasm", "serve", "m", flag, "1024"]).is_ok());
+        }
+    }
+
+    #[test]
+    fn timeout_that_no_client_can_meet_is_refused() {
+        for flag in ["--head-timeout", "--body-timeout", "--write-timeout"] {
+            for value in ["0", "-1"] {
+                let error = error(flag, value);
+                assert!(error.contains("expected more than 0 seconds"), "{error}");
+            }
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! Flags of LoRA adapters, under vLLM's names.
 
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 use chiasm_fleet::adapters::AdapterSource;
@@ -11,18 +12,18 @@ use serde::Deserialize;
 pub(crate) struct LoraArgs {
     /// LoRA adapters that requests may name as their model: NAME=PATH, or JSON such as {"name":
     /// "a", "path": "/adapters/a"}. PATH is a folder, or the id of an adapter on the Hugging Face
-    /// hub. Launched engines get the LoRA flags they need; engines of agents have the adapters of
-    /// chiasm agent
+    /// hub. Launched engines get the LoRA flags they need; engines of agents get the adapters given
+    /// to chiasm agent
     #[arg(long, env = "CHIASM_LORA_MODULES", value_name = "NAME=PATH", num_args = 1..)]
     pub(crate) lora_modules: Vec<LoraModules>,
     /// Let clients load and unload LoRA adapters, at /v1/load_lora_adapter and
     /// /v1/unload_lora_adapter. Any client can then make engines read any folder
     #[arg(long, env = "VLLM_ALLOW_RUNTIME_LORA_UPDATING", value_parser = BoolishValueParser::new())]
     pub(crate) allow_runtime_lora_updating: bool,
-    /// Maximum number of LoRA adapters at a time; launched engines keep as many in memory (vLLM's
-    /// --max-cpu-loras)
+    /// Maximum number of LoRA adapters at a time; launched engines keep as many in memory
     #[arg(
         long,
+        visible_alias = "max-cpu-loras",
         env = "CHIASM_MAX_LORA_ADAPTERS",
         default_value_t = 64,
         value_parser = clap::value_parser!(u16).range(1..)
@@ -65,8 +66,11 @@ struct Module {
 pub(crate) enum LoraModulesError {
     #[error("expected NAME=PATH or JSON with name and path: {0}")]
     Json(#[from] serde_json::Error),
+    /// A JSON object of names and paths.
+    #[error("expected {name}={path}")]
+    Pair { name: String, path: String },
     #[error("is_3d_lora_weight is not supported")]
-    Fused,
+    Lora3d,
     #[error("name and path must not be empty")]
     Empty,
 }
@@ -82,13 +86,16 @@ impl FromStr for LoraModules {
                 vec![AdapterSource { name: name.to_owned(), path: path.to_owned() }]
             }
             _ => {
+                if let Some((name, path)) = first_pair(text) {
+                    return Err(LoraModulesError::Pair { name, path });
+                }
                 let modules: Vec<Module> = if text.starts_with('[') {
                     serde_json::from_str(text)?
                 } else {
                     vec![serde_json::from_str(text)?]
                 };
                 if modules.iter().any(|module| module.is_3d_lora_weight) {
-                    return Err(LoraModulesError::Fused);
+                    return Err(LoraModulesError::Lora3d);
                 }
                 let source = |Module { name, path, .. }| AdapterSource { name, path };
                 modules.into_iter().map(source).collect()
@@ -99,6 +106,14 @@ impl FromStr for LoraModules {
         }
         Ok(Self(modules))
     }
+}
+
+/// Returns the first adapter of a JSON object of names and paths, as the mapping `{a: /x}` in a
+/// configuration file gives; `None` for other text.
+fn first_pair(text: &str) -> Option<(String, String)> {
+    let paths: BTreeMap<String, String> = serde_json::from_str(text).ok()?;
+    let is_module = paths.contains_key("name") || paths.contains_key("path");
+    paths.into_iter().next().filter(|_| !is_module)
 }
 
 #[cfg(test)]
@@ -141,10 +156,16 @@ mod tests {
     }
 
     #[test]
+    fn mapping_of_names_to_paths_is_explained() {
+        let error = parse(&["--lora-modules", r#"{"a": "/x"}"#]).unwrap_err();
+        assert!(error.contains("expected a=/x"), "{error}");
+    }
+
+    #[test]
     fn invalid_adapter_is_refused() {
-        let fused = r#"{"name": "a", "path": "/a", "is_3d_lora_weight": true}"#;
+        let with_3d_weight = r#"{"name": "a", "path": "/a", "is_3d_lora_weight": true}"#;
         for invalid in [
-            fused,
+            with_3d_weight,
             "a",
             "=/a",
             "a=",

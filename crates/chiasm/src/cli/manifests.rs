@@ -53,13 +53,13 @@ impl Workload {
                 arg.get_env().is_some_and(|name| name == text(&variable["name"]))
             };
             let arg = subcommand.get_arguments().find(has_name)?;
-            let is_hidden = words[1] == "agent" && is_frontend_only(arg);
-            let flag = arg.get_long().filter(|_| !is_hidden)?;
+            let is_refused = words[1] == "agent" && is_frontend_only(arg);
+            let flag = arg.get_long().filter(|_| !is_refused)?;
             Some(format!("--{flag}={}", variable["value"].as_str()?))
         });
         let words = words.iter().map(|word| word.replace("$(POD_NAMESPACE)", "default"));
         let mut words: Vec<String> = words.collect();
-        // Before the flags after two dashes.
+        // In front of `--` and vLLM's flags.
         words.splice(2..2, flags);
         assert!(!words.iter().any(|word| word.contains("$(")), "{words:?}");
         Cli::parse_args(&words).unwrap_or_else(|error| panic!("{words:?}: {error}")).command
@@ -142,7 +142,7 @@ fn container_variables_belong_to_flags() {
 }
 
 #[test]
-fn agents_match_frontends_in_model_with_discovery() {
+fn agent_manifest_fits_frontend_manifest() {
     let agents = Workload::agents();
     let agent = agents.args();
     let frontend = Workload::frontends().args();
@@ -152,9 +152,9 @@ fn agents_match_frontends_in_model_with_discovery() {
         agent.agents.tls.agent_certfile.is_some() && frontend.agents.tls.agent_certfile.is_some()
     );
     let gpus = &agents.container()["resources"]["limits"]["nvidia.com/gpu"];
-    let wanted = agent.engines.engines.unwrap().roles().count() as u32
+    let needed_gpus = agent.engines.engines.unwrap().roles().count() as u32
         * agent.engines.gpus_per_engine.unwrap();
-    assert_eq!(gpus.as_i64(), Some(wanted.into()));
+    assert_eq!(gpus.as_i64(), Some(needed_gpus.into()));
     // Frontends must discover agents before they admit them.
     let services = all("Service");
     let service = services
@@ -172,7 +172,7 @@ fn agents_match_frontends_in_model_with_discovery() {
 }
 
 #[test]
-fn ports_match_flags_with_selectors_matching_labels() {
+fn services_select_their_workloads() {
     let workloads = [Workload::agents(), Workload::frontends()];
     for workload in &workloads {
         let [port] = &items(&workload.container()["ports"])[..] else { panic!("one port") };
@@ -199,7 +199,7 @@ fn ports_match_flags_with_selectors_matching_labels() {
 }
 
 #[test]
-fn agent_probes_with_drain_use_its_port() {
+fn agent_container_commands_use_its_port() {
     let agents = Workload::agents();
     let container = agents.container();
     let address = format!("127.0.0.1:{}", agents.args().port);

@@ -78,8 +78,8 @@ pub(crate) struct MediaArgs {
     /// Size in bytes of the cache of encoded media; 0 for no cache
     #[arg(long, env = "CHIASM_MEDIA_CACHE_BYTES", default_value_t = 1 << 30)]
     pub(crate) media_cache_bytes: u64,
-    /// Size in bytes of the cache of media tensors for further engines that get them in messages; 0
-    /// for no cache
+    /// Size in bytes of the cache of media tensors for sending the same item to further engines in
+    /// messages; 0 for no cache
     #[arg(long, env = "CHIASM_PROCESSED_CACHE_BYTES", default_value_t = 256 << 20)]
     pub(crate) processed_cache_bytes: u64,
     /// Maximum number of URLs, and of uuids, whose media is remembered
@@ -139,7 +139,8 @@ enum LimitError {
     Modality(String),
 }
 
-/// Parses `image=8,video=0`, or as vLLM does a JSON object of counts or of objects with a count.
+/// Parses `image=8,video=0` or, like vLLM, a JSON object whose values are counts or objects with a
+/// `count`.
 fn items_per_prompt(text: &str) -> Result<ItemLimits, LimitError> {
     let mut limits = ItemLimits::default();
     for (name, count) in counts(text)? {

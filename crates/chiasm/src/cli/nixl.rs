@@ -11,12 +11,12 @@ use super::positive_seconds;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct NixlArgs {
     /// Path of NIXL's libnixl_capi.so, as in its wheels, or auto for the one in vLLM's environment
-    /// (--vllm). With it on both sides, agents read tensors from the memory of frontends; tensors
-    /// that can't be read are sent in messages
+    /// (--vllm). If frontend and agent both have it, agents read tensors from the memory of
+    /// frontends; tensors that can't be read are sent in messages
     #[arg(long, env = "CHIASM_NIXL_LIBRARY", value_name = "PATH|auto")]
     pub(crate) nixl_library: Option<PathBuf>,
-    /// Bytes of memory that NIXL reads from at a frontend, or into at an agent, which also keeps
-    /// tensors there
+    /// Size in bytes of NIXL's memory pool. An agent reads tensors from a frontend's pool into its
+    /// own, and keeps tensors there
     #[arg(long, env = "CHIASM_NIXL_POOL_BYTES", value_name = "BYTES", default_value_t = 1 << 30)]
     pub(crate) nixl_pool_bytes: usize,
     /// Maximum seconds for an agent to read tensors, after which they are sent in messages; the

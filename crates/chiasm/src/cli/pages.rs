@@ -89,7 +89,7 @@ fn commands_in_pages_are_valid() {
 }
 
 #[test]
-fn roles_page_shows_sharing_networks() {
+fn roles_page_has_trial_and_network_commands() {
     let page = fs::read_to_string(format!("{ROOT}/docs/roles.md")).unwrap();
     let mut shares = 0;
     let mut networks = 0;

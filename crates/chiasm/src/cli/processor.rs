@@ -15,9 +15,9 @@ pub(crate) struct ProcessorArgs {
     /// else vLLM's)
     #[arg(long, env = "CHIASM_PROCESSOR", value_enum, default_value_t = ProcessorChoice::Auto)]
     pub(crate) processor: ProcessorChoice,
-    /// vllm command of another release than that of --vllm, whose processor makes items for engines
-    /// of that release, with as many processes; may be given several times. Engines of other
-    /// releases get no such items
+    /// vllm command of a further vLLM release: its processor makes the items for engines of that
+    /// release, in as many processes as that of --vllm; may be given several times. Engines of
+    /// other releases get no such items
     #[arg(long, env = "CHIASM_PROCESSOR_VLLM", value_name = "PATH", value_delimiter = ',')]
     pub(crate) processor_vllm: Vec<PathBuf>,
     /// Sandbox (Landlock and seccomp) of the processes that read media with vLLM's processor: auto
@@ -60,8 +60,10 @@ pub(crate) struct ProcessorArgs {
     /// Maximum seconds of an audio recording; 0 for no limit
     #[arg(long, env = "CHIASM_MAX_AUDIO_SECONDS", value_parser = seconds, default_value = "3600")]
     pub(crate) max_audio_seconds: Duration,
-    /// Maximum number of videos that are decoded at once [default: --processors, but no more than
-    /// fit into half of the memory that is free at the start, at twice --processor-item-bytes each]
+    /// Maximum number of videos that are decoded at once; a video counts as several, up to half of
+    /// them, if more is decoded of it than a minute of 1280 by 720 pixels at 30 frames per second
+    /// [default: --processors, but no more than fit into half of the memory that is free at the
+    /// start, at twice --processor-item-bytes each]
     #[arg(
         long,
         env = "CHIASM_MAX_CONCURRENT_VIDEOS",

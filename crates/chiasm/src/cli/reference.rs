@@ -22,7 +22,7 @@ All flags of all commands, as `chiasm COMMAND --help` shows them, or `--help-all
 with vLLM's. A flag overrides its environment variable, and the variable overrides the default.
 Arguments of `serve` and `agent` after `--` are passed to vLLM.
 
-This page is generated from the command line; a test compares both.
+This page is generated from the command line; a test keeps both equal.
 ";
 
 fn page() -> String {
@@ -64,11 +64,19 @@ fn write_flag(page: &mut String, arg: &Arg) {
     let takes_value =
         !matches!(arg.get_action(), ArgAction::SetTrue | ArgAction::SetFalse | ArgAction::Count);
     let value = arg.get_value_names().filter(|_| takes_value).and_then(|names| names.first());
-    let name = match (arg.get_long(), value) {
-        (Some(long), Some(value)) => format!("--{long} {value}"),
-        (Some(long), None) => format!("--{long}"),
-        (None, _) => value.map(ToString::to_string).unwrap_or_else(|| arg.get_id().to_string()),
+    let aliases = arg.get_visible_aliases().unwrap_or_default();
+    let names: Vec<String> = match (arg.get_long(), value) {
+        (None, value) => vec![value.map_or(arg.get_id().as_str(), |value| value).to_owned()],
+        (Some(long), value) => [long]
+            .into_iter()
+            .chain(aliases)
+            .map(|name| match value {
+                Some(value) => format!("--{name} {value}"),
+                None => format!("--{name}"),
+            })
+            .collect(),
     };
+    let names: Vec<String> = names.iter().map(|name| code(name)).collect();
     let variable = arg.get_env().map(|name| code(&name.to_string_lossy())).unwrap_or_default();
     let defaults: Vec<_> =
         arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
@@ -77,14 +85,15 @@ fn write_flag(page: &mut String, arg: &Arg) {
     let mut help = arg.get_help().map(ToString::to_string).unwrap_or_default();
     let choices: Vec<String> =
         arg.get_possible_values().iter().map(|value| code(value.get_name())).collect();
-    let mut choices = choices.join(", ");
-    if takes_value && !choices.is_empty() {
-        choices.insert_str(0, ": ");
+    let shows_choices = takes_value && !arg.is_hide_possible_values_set();
+    let choices = if shows_choices && !choices.is_empty() {
+        format!(": {}", choices.join(", "))
     } else {
-        choices.clear();
-    }
+        String::new()
+    };
     help = escaped(&help);
-    let _ = writeln!(page, "| {} | {variable} | {default} | {help}{choices} |", code(&name));
+    let names = names.join(", ");
+    let _ = writeln!(page, "| {names} | {variable} | {default} | {help}{choices} |");
 }
 
 fn code(text: &str) -> String {

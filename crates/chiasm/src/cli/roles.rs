@@ -81,8 +81,8 @@ pub(crate) struct RoleArgs {
         default_value_t = StageWeights::default().hop
     )]
     pub(crate) hop_weight: f64,
-    /// Cost of a prompt's work on a decode engine, as a fraction of that work, for each request
-    /// whose answer waits meanwhile
+    /// Weight of a prompt's work on a decode engine, for each request whose answer it delays; 1
+    /// counts it in full
     #[arg(
         long,
         env = "CHIASM_DISTURB_WEIGHT",
@@ -189,7 +189,7 @@ impl fmt::Display for EngineCounts {
 pub(crate) enum RoleError {
     #[error("unknown role '{0}'; there are {all}", all = Role::ALL.map(Role::name).join(", "))]
     Unknown(String),
-    #[error("expected a number, or ROLE=NUMBER,…")]
+    #[error("expected a number, or a number by role such as prefill=1,decode=2")]
     Counts,
     #[error("{0} is given twice")]
     Twice(Role),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn private_network_needs_local_address_with_users() {
+    fn unusable_private_network_is_refused() {
         let read = |words: &str| {
             let all = ["chiasm", "agent", "m"]
                 .map(str::to_owned)

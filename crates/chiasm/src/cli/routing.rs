@@ -9,9 +9,9 @@ use super::{ValueError, fraction, non_negative, seconds};
 
 #[derive(Debug, Args)]
 pub(crate) struct RoutingArgs {
-    /// Routing policy: kv+media (the least work, by a worker's load and the KV blocks and images
-    /// that it holds), kv (the same, blind to images beyond their KV blocks), round-robin, random,
-    /// least-loaded or power-of-two
+    /// Routing policy: kv+media (the worker with the least work, counting its load and the KV
+    /// blocks and images that it holds), kv (the same, blind to images beyond their KV blocks),
+    /// round-robin, random, least-loaded or power-of-two
     #[arg(long, env = "CHIASM_POLICY", default_value_t = Policy::KvMedia)]
     pub(crate) policy: Policy,
     /// Cost of computing one prompt block
@@ -46,7 +46,7 @@ pub(crate) struct RoutingArgs {
         default_value_t = Weights::default().process
     )]
     pub(crate) process_weight: f64,
-    /// Cost of the work of requests that wait for their first token, as a fraction of that work
+    /// Weight of the work of requests that wait for their first token; 1 counts it in full
     #[arg(
         long,
         env = "CHIASM_QUEUE_WEIGHT",
@@ -62,8 +62,7 @@ pub(crate) struct RoutingArgs {
         default_value_t = Weights::default().load
     )]
     pub(crate) load_weight: f64,
-    /// Cost of the work that a worker did in the last seconds beyond the mean, as a fraction of
-    /// that work
+    /// Weight of a worker's work of the last seconds in excess of the mean; 1 counts it in full
     #[arg(
         long,
         env = "CHIASM_BALANCE_WEIGHT",
@@ -98,7 +97,7 @@ pub(crate) struct RoutingArgs {
         default_value_t = 0.0
     )]
     pub(crate) routing_temperature: f64,
-    /// Fraction of its KV cache in use at which an engine gets no new requests, above 0 and up to 1
+    /// KV cache usage at which an engine gets no new requests, as a fraction above 0 and up to 1
     /// [default: no limit]
     #[arg(long, env = "CHIASM_BUSY_KV_USAGE", value_parser = busy_kv_usage)]
     pub(crate) busy_kv_usage: Option<f64>,

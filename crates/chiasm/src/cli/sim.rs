@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::{non_negative, positive_seconds, range};
+use super::{non_negative, positive, positive_seconds, range};
 
 /// Flags of the size and speed of simulated engines.
 #[derive(Clone, Debug, Args)]
@@ -39,16 +39,16 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) sim_request_log: Option<PathBuf>,
     /// Prompt tokens computed per second
-    #[arg(long, default_value_t = 20_000.0, value_parser = non_negative)]
+    #[arg(long, default_value_t = 20_000.0, value_parser = positive)]
     pub(crate) sim_prefill_rate: f64,
     /// Decoding steps per second; each gives every running request one token
-    #[arg(long, default_value_t = 100.0, value_parser = non_negative)]
+    #[arg(long, default_value_t = 100.0, value_parser = positive)]
     pub(crate) sim_decode_rate: f64,
     /// Milliseconds to encode one image
     #[arg(long, default_value_t = 20.0, value_parser = non_negative)]
     pub(crate) sim_image_ms: f64,
     /// Factor by which prefill, decoding and encoding are faster
-    #[arg(long, default_value_t = 1.0, value_parser = non_negative)]
+    #[arg(long, default_value_t = 1.0, value_parser = positive)]
     pub(crate) sim_speedup: f64,
     /// vLLM version that simulated engines report [default: 0.32.0]
     #[arg(long, value_name = "VERSION")]

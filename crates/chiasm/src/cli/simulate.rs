@@ -17,12 +17,12 @@ pub(crate) struct SimulateArgs {
     /// several fleets
     #[arg(long, value_name = "LIST", default_value = "32", value_parser = fleets)]
     pub(crate) workers: Vec<List<EngineCounts>>,
-    /// Number of requests, or a maximum for those of a trace [default: 1,000 per worker of the
-    /// largest fleet, or the whole trace]
+    /// Number of requests; with --trace, the maximum [default: 1,000 per worker of the largest
+    /// fleet, or the whole trace]
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     pub(crate) requests: Option<u64>,
     /// Fraction of the requests, at the beginning, that fill caches and are not measured
-    #[arg(long, value_parser = part, default_value_t = 0.25)]
+    #[arg(long, value_parser = fraction_below_one, default_value_t = 0.25)]
     pub(crate) warm_up: f64,
     /// Generated workload: shared-image-qa, multi-turn-images, image-after-text, unique-images,
     /// shared-system-prompt or mixed; several separated by commas, or all
@@ -59,7 +59,7 @@ pub(crate) struct SimulateArgs {
     /// token or a request's end
     #[arg(long, value_name = "MS", value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) announce_ms: f64,
-    /// Tell frontends nothing of each other's requests, as with engines without agents
+    /// Do not announce requests between frontends, as with engines without agents
     #[arg(long, conflicts_with = "announce_ms")]
     pub(crate) no_announcements: bool,
     /// Seed of the requests, their arrival times, their frontends and the routers' choices
@@ -95,14 +95,13 @@ pub(crate) struct WeightArgs {
     /// Cost of making and handing over the tensors for one block of image embeddings
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().process)]
     pub(crate) process_weight: f64,
-    /// Cost of the work of requests that wait for their first token, as a fraction of that work
+    /// Weight of the work of requests that wait for their first token; 1 counts it in full
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().queue)]
     pub(crate) queue_weight: f64,
     /// Cost of one block in use by running requests
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().load)]
     pub(crate) load_weight: f64,
-    /// Cost of the work that a worker did in the last seconds beyond the mean, as a fraction of
-    /// that work
+    /// Weight of a worker's work of the last seconds in excess of the mean; 1 counts it in full
     #[arg(long, value_parser = non_negative, default_value_t = Weights::default().balance)]
     pub(crate) balance_weight: f64,
     /// Cost of transferring one prompt block from the engine that computed it; one block of
@@ -112,8 +111,8 @@ pub(crate) struct WeightArgs {
     /// Cost of using a second engine, whatever the length of the prompt
     #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().hop)]
     pub(crate) hop_weight: f64,
-    /// Cost of a prompt's work on a decode engine, as a fraction of that work, for each request
-    /// whose answer waits meanwhile
+    /// Weight of a prompt's work on a decode engine, for each request whose answer it delays; 1
+    /// counts it in full
     #[arg(long, value_parser = non_negative, default_value_t = StageWeights::default().disturb)]
     pub(crate) disturb_weight: f64,
     /// Randomness of the choice of a worker, in units of cost: a worker that costs this much more
@@ -186,7 +185,8 @@ pub(crate) struct ModelArgs {
     /// Milliseconds from the end of a step until frontends know its KV events
     #[arg(long, value_parser = non_negative, default_value_t = 1.0)]
     pub(crate) event_delay_ms: f64,
-    /// Nanoseconds of a frontend's thread per pixel of an image whose tensor the engine lacks
+    /// Nanoseconds that a frontend's thread needs per pixel of an image whose tensor the engine
+    /// lacks
     #[arg(long, value_parser = non_negative, default_value_t = 5.0)]
     pub(crate) pixel_ns: f64,
     /// Threads of all frontends together, per worker
@@ -249,6 +249,6 @@ impl SimulateArgs {
 }
 
 /// Parses a fraction below 1.
-fn part(text: &str) -> Result<f64, ValueError> {
-    non_negative(text).ok().filter(|part| *part < 1.0).ok_or(ValueError::NotBelowOne)
+fn fraction_below_one(text: &str) -> Result<f64, ValueError> {
+    non_negative(text).ok().filter(|fraction| *fraction < 1.0).ok_or(ValueError::NotBelowOne)
 }

@@ -52,6 +52,27 @@ impl TraceArgs {
     /// # Errors
     /// [`CliError::Usage`] for an invalid endpoint or header, or if the exporter can't start.
     pub(crate) fn traces(&self) -> Result<Option<Traces>, CliError> {
+        let Some((endpoint, headers)) = self.collector()? else { return Ok(None) };
+        let service =
+            if self.otlp_service_name.is_empty() { SERVICE_NAME } else { &self.otlp_service_name };
+        let exporter =
+            Exporter::start(endpoint.clone(), headers, service, env!("CARGO_PKG_VERSION"));
+        let exporter = exporter
+            .map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
+        tracing::info!(%endpoint, sample = self.otlp_traces_sample, "sending traces");
+        Ok(Some(Traces::new(exporter, self.otlp_traces_sample)))
+    }
+
+    /// Checks the collector's URL and headers.
+    ///
+    /// # Errors
+    /// [`CliError::Usage`] for an invalid endpoint or header.
+    pub(crate) fn check(&self) -> Result<(), CliError> {
+        self.collector().map(drop)
+    }
+
+    /// Parses the collector's URL and headers. Returns `None` if no traces are sent.
+    fn collector(&self) -> Result<Option<(Endpoint, Headers)>, CliError> {
         // As in OpenTelemetry's libraries, an empty variable counts as unset.
         let endpoint = self.otlp_traces_endpoint.as_deref().filter(|endpoint| !endpoint.is_empty());
         let Some(endpoint) = endpoint else { return Ok(None) };
@@ -61,14 +82,7 @@ impl TraceArgs {
         let headers = self.otlp_traces_headers.as_deref().unwrap_or_default().parse::<Headers>();
         let headers =
             headers.map_err(|error| CliError::Usage(format!("--otlp-traces-headers: {error}")))?;
-        let service =
-            if self.otlp_service_name.is_empty() { SERVICE_NAME } else { &self.otlp_service_name };
-        let exporter =
-            Exporter::start(endpoint.clone(), headers, service, env!("CARGO_PKG_VERSION"));
-        let exporter = exporter
-            .map_err(|error| CliError::Usage(format!("--otlp-traces-endpoint: {error}")))?;
-        tracing::info!(%endpoint, sample = self.otlp_traces_sample, "sending traces");
-        Ok(Some(Traces::new(exporter, self.otlp_traces_sample)))
+        Ok(Some((endpoint, headers)))
     }
 }
 

@@ -32,16 +32,16 @@ use origin::Origin;
 use player::Player;
 use report::{Report, Totals};
 
-const ENGINES: usize = 2;
+const ENGINE_COUNT: usize = 2;
 
 /// The shared memory of each engine, ample for the demo's few small pictures.
 const ARENA_BYTES: u64 = 64 << 20;
 /// The memory for request bodies and encoded images, including a cache of 1 GiB.
 const MEDIA_BUDGET_BYTES: u64 = 2 << 30;
 
-/// The settings of the simulated engines. The demo stays short, and the time to first token still
-/// shows whether a prompt was cached.
-const ENGINE: SimArgs = SimArgs {
+/// The settings of the simulated engines: fast enough for a short demo, slow enough for the time to
+/// first token to show whether a prompt was cached.
+const SIM_ARGS: SimArgs = SimArgs {
     sim_vllm_version: None,
     sim_block_size: 16,
     sim_blocks: 16_384,
@@ -72,7 +72,7 @@ pub(crate) async fn run(args: DemoArgs) -> Result<(), CliError> {
     let origin = Origin::start().await?;
     let report = Report::new(args.json);
 
-    report.print_opening(ENGINES, &model.name);
+    report.print_opening(ENGINE_COUNT, &model.name);
     let kv_server = DemoServer::start(&model, Policy::Kv, args.port).await?;
     let print = |scenario: &str, answer: &player::Answer| report.print_answer(scenario, answer);
     let kv = play(&kv_server, &origin, print).await?;
@@ -131,7 +131,7 @@ struct DemoServer {
 impl DemoServer {
     async fn start(model: &Arc<ServedModel>, policy: Policy, port: u16) -> Result<Self, CliError> {
         let format = FormatPolicy::Raw;
-        let config = sim_config(&ENGINE, Some(model), Some(format));
+        let config = sim_config(&SIM_ARGS, Some(model), Some(format));
         let options = EngineOptions {
             startup_timeout: Duration::from_secs(30),
             client: ClientOptions {
@@ -147,9 +147,9 @@ impl DemoServer {
             private_network: None,
             starts: None,
         };
-        options.arena.check(ENGINES)?;
+        options.arena.check(ENGINE_COUNT)?;
         let connectors =
-            (0..ENGINES).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
+            (0..ENGINE_COUNT).map(|_| connector(SimHost::new(config.clone()), &options)).collect();
         let listener = listen(SocketAddr::from((Ipv4Addr::LOCALHOST, port))).await?;
         let address = listener.local_addr().map_err(CliError::Server)?;
         let fleet = Fleet::start(
@@ -172,7 +172,7 @@ impl DemoServer {
         };
         let drain = Drain { delay: Duration::ZERO, timeout: Duration::from_secs(2) };
         let server = tokio::spawn(serve(listener, None, Arc::new(server), stopped, drain));
-        fleet.wait_ready(ENGINES).await;
+        fleet.wait_ready(ENGINE_COUNT).await;
         Ok(Self { address, model: model.name.clone(), policy, fleet, stop, server })
     }
 

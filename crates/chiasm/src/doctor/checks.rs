@@ -8,12 +8,13 @@ use super::deadline::CommandError;
 use super::environment::Environment;
 use super::facts::{Clock, EngineFacts, Facts, FoundModel, ModelFact, UnknownShm};
 use super::finding::Finding;
+use crate::open_files::RESERVED_FILES;
 
 /// The limit of open files that the default of `--max-connections` needs, 8192.
-const RECOMMENDED_FILES: u64 = 8192;
+const RECOMMENDED_FILES: u64 = 8192 + RESERVED_FILES;
 /// The limit of open files that a few engines and clients need.
 const MIN_FILES: u64 = 256;
-/// The first second of 2026: a correct clock is not behind this program's release.
+/// The start of 2026. A correct clock is later, because this program was released after it.
 const MIN_TIME: Duration = Duration::from_secs(1_767_225_600);
 /// The maximum deviation of the two clocks that a busy machine explains.
 const MAX_JUMP: Duration = Duration::from_secs(1);
@@ -40,7 +41,7 @@ fn check_engines(facts: &EngineFacts) -> Vec<Finding> {
             sandbox(environment.sandbox),
         ],
         Err(reason) => {
-            let found = format!("{} can't be asked: {reason}", facts.vllm.display());
+            let found = format!("{} can't be inspected: {reason}", facts.vllm.display());
             let advice = "install vLLM beside chiasm, give --vllm PATH, or --engines 0 for a \
                           frontend of engines elsewhere";
             vec![Finding::problem("vllm", found, advice)]
@@ -62,7 +63,7 @@ fn vllm(environment: &Environment) -> Finding {
             "pip install vllm there, or give --vllm PATH",
         );
     };
-    let found = format!("{version}, by {python}");
+    let found = format!("{version} in {python}");
     let supported = format!("vLLM {} is supported", window());
     match support(version) {
         Support::Supported => Finding::ok(check, found),
@@ -82,7 +83,7 @@ fn vllm(environment: &Environment) -> Finding {
 /// plugin must share because both depend on the memory's layout.
 fn plugin(environment: &Environment, selected: Option<&str>, own: &str) -> Finding {
     let check = "plugin";
-    let inline = "until then images travel inside messages";
+    let inline = "images are sent in messages until then";
     let Some(version) = &environment.plugin else {
         let found = format!("chiasm_vllm is not installed beside vLLM; {inline}");
         return Finding::warning(
@@ -92,7 +93,7 @@ fn plugin(environment: &Environment, selected: Option<&str>, own: &str) -> Findi
         );
     };
     if selected.is_some_and(|names| !names.split(',').any(|name| name == "chiasm")) {
-        let found = format!("VLLM_PLUGINS leaves chiasm out; {inline}");
+        let found = format!("VLLM_PLUGINS does not list chiasm; {inline}");
         return Finding::warning(check, found, "add chiasm to it");
     }
     let found = format!("chiasm_vllm {version}");
@@ -110,7 +111,7 @@ fn processor(environment: &Environment) -> Finding {
     }
     let missing = environment.missing.join(", ");
     let found = format!(
-        "{found} has no {missing}; without it no videos, audio and rare formats of images are taken"
+        "{found} has no {missing}; without it videos, audio and rare image formats are refused"
     );
     Finding::warning("processor", found, "install vLLM there with its requirements")
 }
@@ -120,10 +121,10 @@ fn sandbox(is_available: bool) -> Finding {
     if is_available {
         return Finding::ok("sandbox", "Landlock and seccomp");
     }
-    let found = "the kernel gives no Landlock, or a container forbids it; vLLM's processor reads \
-                 media without locks";
-    let advice = "use a kernel with Landlock (5.13 or later), or --processor native where only you \
-                  send media";
+    let found = "the kernel has no Landlock, or a container forbids it: vLLM's processor reads \
+                 media without a sandbox";
+    let advice = "use a kernel with Landlock (5.13 or later), give --processor native, or accept \
+                  media only from clients that you trust";
     Finding::warning("sandbox", found, advice)
 }
 
@@ -149,7 +150,7 @@ fn gpus(gpus: &Result<Vec<String>, CommandError>, engines: u32) -> Finding {
         Err(CommandError::Failed(reason)) => Finding::problem(
             check,
             format!("nvidia-smi: {reason}"),
-            "mend the driver before vLLM is started",
+            "fix the driver before you start vLLM",
         ),
     }
 }
@@ -158,23 +159,23 @@ fn gpus(gpus: &Result<Vec<String>, CommandError>, engines: u32) -> Finding {
 fn shared_memory(free: &Result<u64, UnknownShm>, engines: u32, arena_bytes: u64) -> Finding {
     let check = "shared-memory";
     let gib = |bytes: u64| bytes as f64 / (1_u64 << 30) as f64;
-    let wanted = arena_bytes.saturating_mul(u64::from(engines));
+    let needed = arena_bytes.saturating_mul(u64::from(engines));
     match free {
-        Ok(free) if *free >= wanted => Finding::ok(
+        Ok(free) if *free >= needed => Finding::ok(
             check,
-            format!("/dev/shm has {:.1} GiB free of {:.1} wanted", gib(*free), gib(wanted)),
+            format!("/dev/shm has {:.1} GiB free, {:.1} needed", gib(*free), gib(needed)),
         ),
         Ok(free) => {
             let found = format!(
-                "/dev/shm has {:.1} GiB free of {:.1} that {engines} engines may take; \
-                 what finds no room travels inside messages",
+                "/dev/shm has {:.1} GiB free, but the engines may use {:.1}; tensors that do not fit \
+                 are sent in messages",
                 gib(*free),
-                gib(wanted)
+                gib(needed)
             );
             Finding::warning(check, found, "enlarge it (docker: --shm-size) or lower --mm-arena-gb")
         }
         Err(reason) => {
-            let found = format!("/dev/shm: {reason}; images travel inside messages");
+            let found = format!("/dev/shm: {reason}; images are sent in messages");
             Finding::warning(check, found, "mount a tmpfs there")
         }
     }
@@ -204,7 +205,7 @@ fn port(facts: &Facts) -> Finding {
         Some(reason) => Finding::problem(
             "port",
             format!("{address}: {reason}"),
-            "end what listens there, or give --host and --port",
+            "stop the program that listens there, or give --host and --port",
         ),
     }
 }
@@ -214,11 +215,11 @@ fn port(facts: &Facts) -> Finding {
 fn clock(clock: Clock) -> Finding {
     let advice = "set it (NTP): TLS certificates are refused while it is wrong";
     if clock.now < MIN_TIME {
-        return Finding::problem("clock", "it says a year before 2026", advice);
+        return Finding::problem("clock", "it shows a year before 2026", advice);
     }
     if clock.jump > MAX_JUMP {
         let found =
-            format!("it was set by {:.1} seconds while it was looked at", clock.jump.as_secs_f64());
+            format!("it jumped by {:.1} seconds during the check", clock.jump.as_secs_f64());
         return Finding::warning("clock", found, advice);
     }
     Finding::ok("clock", "steady, and after 2025")
@@ -229,10 +230,10 @@ fn model(model: &ModelFact) -> Finding {
     let name = &model.name;
     match &model.found {
         FoundModel::Readable { native_images: true } => {
-            Finding::ok(check, format!("{name}, images made by Chiasm"))
+            Finding::ok(check, format!("{name}: Chiasm processes its images"))
         }
         FoundModel::Readable { native_images: false } => {
-            Finding::ok(check, format!("{name}, text, or media by vLLM's own processor"))
+            Finding::ok(check, format!("{name}: text only, or media through vLLM's processor"))
         }
         FoundModel::Unreadable(reason) => Finding::problem(
             check,
@@ -246,7 +247,7 @@ fn model(model: &ModelFact) -> Finding {
         FoundModel::Invalid => Finding::problem(
             check,
             format!("{name} is no directory, and no id of a model on the hub"),
-            "give one of both, such as Qwen/Qwen2.5-VL-7B-Instruct",
+            "give one of them, such as Qwen/Qwen2.5-VL-7B-Instruct",
         ),
         FoundModel::Hangs => Finding::problem(
             check,

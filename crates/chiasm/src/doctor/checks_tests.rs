@@ -48,7 +48,7 @@ fn facts() -> Facts {
     }
 }
 
-/// Facts of a machine that is fine except for `engine_facts`.
+/// Returns facts of a machine that is fine except for `engine_facts`.
 fn with_engines(engine_facts: EngineFacts) -> Facts {
     Facts { engine_facts: Some(engine_facts), ..facts() }
 }
@@ -189,7 +189,7 @@ fn open_files_are_compared_with_connections() {
     let with = |limit| Facts { open_files: limit, ..facts() };
     expect(&with(Some(64)), "open-files", Problem, &["64", "hard limit"]);
     expect(&with(Some(1024)), "open-files", Warning, &["1024", "ulimit -Hn"]);
-    expect(&with(Some(8192)), "open-files", Fine, &["8192"]);
+    expect(&with(Some(8320)), "open-files", Fine, &["8320"]);
     expect(&with(None), "open-files", Fine, &["no limit"]);
 }
 

@@ -22,8 +22,12 @@ pub(super) enum CommandError {
     Failed(String),
 }
 
-/// Runs `command` and returns its standard output. Kills it if it does not end within `time`.
-pub(super) async fn output(mut command: Command, time: Duration) -> Result<String, CommandError> {
+/// Runs `command` and returns its standard output. Kills the command if it does not end within
+/// `time`.
+pub(super) async fn run_command(
+    mut command: Command,
+    time: Duration,
+) -> Result<String, CommandError> {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => CommandError::NotFound,
@@ -57,7 +61,7 @@ async fn read(pipe: Option<impl AsyncReadExt + Unpin>) -> String {
 
 /// Runs `function` on a thread and returns its result, or `None` after `time`.
 ///
-/// The thread is not joined: the file system of a machine that is gone blocks it for ever.
+/// The thread is not joined, because a dead network file system would block it for ever.
 pub(super) fn with_deadline<T: Send + 'static>(
     time: Duration,
     function: impl FnOnce() -> T + Send + 'static,
@@ -85,24 +89,24 @@ mod tests {
     #[tokio::test]
     async fn hanging_program_is_killed() {
         let start = Instant::now();
-        let result = output(shell("exec sleep 600"), Duration::from_secs(1)).await;
+        let result = run_command(shell("exec sleep 600"), Duration::from_secs(1)).await;
         assert_eq!(result, Err(CommandError::Failed("no answer within 1 s".to_owned())));
         assert!(start.elapsed() < Duration::from_secs(60));
     }
 
     #[tokio::test]
     async fn endlessly_printing_program_fails() {
-        let result = output(shell("exec yes"), Duration::from_secs(30)).await;
+        let result = run_command(shell("exec yes"), Duration::from_secs(30)).await;
         assert!(matches!(result, Err(CommandError::Failed(_))), "{result:?}");
     }
 
     #[tokio::test]
     async fn failure_has_status_with_last_stderr_line() {
         let time = Duration::from_secs(30);
-        let failed = output(shell("echo first >&2; echo no driver >&2; exit 9"), time).await;
+        let failed = run_command(shell("echo first >&2; echo no driver >&2; exit 9"), time).await;
         assert_eq!(failed, Err(CommandError::Failed("exit status: 9 no driver".to_owned())));
-        assert_eq!(output(shell("echo yes"), time).await, Ok("yes\n".to_owned()));
-        let missing = output(Command::new("no-such-program-anywhere"), time).await;
+        assert_eq!(run_command(shell("echo yes"), time).await, Ok("yes\n".to_owned()));
+        let missing = run_command(Command::new("no-such-program-anywhere"), time).await;
         assert_eq!(missing, Err(CommandError::NotFound));
     }
 

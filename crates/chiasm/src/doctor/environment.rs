@@ -8,7 +8,7 @@ use std::time::Duration;
 use chiasm_processor::{ProcessorError, find_python, python_command};
 use serde::Deserialize;
 
-use super::deadline::{CommandError, FILE_SYSTEM_TIMEOUT, output, with_deadline};
+use super::deadline::{CommandError, FILE_SYSTEM_TIMEOUT, run_command, with_deadline};
 
 /// The deadline for the script. Finding all packages on a cold disk takes seconds.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,7 +23,8 @@ pub(super) struct Environment {
     pub(super) python: String,
     /// The version of the vLLM package.
     pub(super) vllm: Option<String>,
-    /// The version of the plugin that vLLM finds.
+    /// The version of the plugin that vLLM finds, or the error of importing it. `None` if it is not
+    /// installed.
     pub(super) plugin: Option<String>,
     /// The missing modules among those that vLLM's processor imports.
     pub(super) missing: Vec<String>,
@@ -57,7 +58,7 @@ pub(super) enum PythonProblem {
     Failed(String),
     /// The script's output is not the expected JSON.
     #[error(transparent)]
-    Answer(#[from] serde_json::Error),
+    Output(#[from] serde_json::Error),
 }
 
 /// Inspects the Python environment of the command `vllm`.
@@ -76,7 +77,8 @@ pub(super) async fn inspect(vllm: &Path) -> Result<Environment, UnknownEnvironme
 
 async fn run_script(python: &Path) -> Result<Environment, PythonProblem> {
     let (command, _sources) = python_command(python, include_str!("environment.py"))?;
-    let output = output(command.into(), SCRIPT_TIMEOUT).await.map_err(|error| match error {
+    let output = run_command(command.into(), SCRIPT_TIMEOUT).await;
+    let output = output.map_err(|error| match error {
         CommandError::NotFound => PythonProblem::Missing,
         CommandError::Failed(reason) => PythonProblem::Failed(reason),
     })?;

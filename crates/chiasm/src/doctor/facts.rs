@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use chiasm_pipeline::model::{NativeImages, ServedModel};
 use tokio::process::Command;
 
-use super::deadline::{CommandError, FILE_SYSTEM_TIMEOUT, output, with_deadline};
+use super::deadline::{CommandError, FILE_SYSTEM_TIMEOUT, run_command, with_deadline};
 use super::environment::{self, Environment, UnknownEnvironment};
 use crate::cli::DoctorArgs;
 use crate::{open_files, vllm_command};
@@ -135,7 +135,7 @@ impl EngineFacts {
 async fn gpus() -> Result<Vec<String>, CommandError> {
     let mut command = Command::new("nvidia-smi");
     command.args(["--query-gpu=name,memory.total", "--format=csv,noheader"]);
-    let output = output(command, GPU_TIMEOUT).await?;
+    let output = run_command(command, GPU_TIMEOUT).await?;
     Ok(output.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect())
 }
 

@@ -10,7 +10,7 @@ use chiasm_engine::{
 use chiasm_pipeline::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
 use chiasm_types::Role;
-use chiasm_upstream::{SetupError, UpstreamConnector, UpstreamKey};
+use chiasm_upstream::{Upstream, UpstreamConnector, UpstreamKey};
 use chiasm_vision::AcceptedMedia;
 use serde_json::Value;
 
@@ -22,16 +22,21 @@ use crate::error::CliError;
 use crate::lora::LoraSetup;
 use crate::sim_host::{SimHost, sim_config};
 use crate::state_folder;
-use crate::vllm_flags::PROCESSOR_KWARGS;
+use crate::vllm_flags::{FlagArg, PROCESSOR_KWARGS};
 
 const REASONING_PARSER: &str = "--reasoning-parser";
 
-/// Returns the flags of launched engines: the user's, and those of Chiasm that vLLM has, too.
+/// Returns the flags of launched engines: those after `--`, and Chiasm's own flags that vLLM
+/// shares.
 ///
-/// Engines find the end of the reasoning with `reasoning_parser`, as constraints only apply to the
-/// answer after it.
+/// Engines need `reasoning_parser` to find the end of the reasoning, because constraints apply only
+/// after it.
 pub(super) fn vllm_args(args: &ServeArgs, reasoning_parser: Option<&str>) -> Vec<String> {
-    let is_given = args.vllm_args.iter().any(|arg| arg.starts_with(REASONING_PARSER));
+    let is_given = args
+        .vllm_args
+        .iter()
+        .filter_map(|arg| FlagArg::parse(arg))
+        .any(|flag| flag.name == REASONING_PARSER);
     let parser =
         reasoning_parser.filter(|_| !is_given).map(|name| format!("{REASONING_PARSER}={name}"));
     let kwargs = args.engines.mm_processor_kwargs.clone();
@@ -197,15 +202,21 @@ pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Up
     for upstream in &args.engines.upstream {
         // Workers of Dynamo are added when they are discovered.
         let UpstreamArg::Server(upstream) = upstream else { continue };
-        let connector = UpstreamConnector::new(upstream.clone(), model.processor());
-        let invalid =
-            |error: SetupError| CliError::Usage(format!("--upstream {upstream}: {error}"));
-        let connector =
-            connector.map_err(invalid)?.with_largest_item(model.largest_item(AcceptedMedia::ALL));
+        let connector = upstream_connector(upstream, model.processor())?
+            .with_largest_item(model.largest_item(AcceptedMedia::ALL));
         upstreams.keys.extend(connector.key());
         upstreams.connectors.push(Box::new(connector.with_names(names.clone())));
     }
     Ok(upstreams)
+}
+
+/// Creates the connector of one server of `--upstream`, for a model with this processor.
+pub(super) fn upstream_connector(
+    upstream: &Upstream,
+    processor: Arc<[u8]>,
+) -> Result<UpstreamConnector, CliError> {
+    UpstreamConnector::new(upstream.clone(), processor)
+        .map_err(|error| CliError::Usage(format!("--upstream {upstream}: {error}")))
 }
 
 /// Creates the connector of an engine that may outlive this process.
@@ -253,8 +264,16 @@ mod tests {
             vllm_args(&args, Some("qwen3")),
             ["--dtype", "float32", kwargs, "--reasoning-parser=qwen3"]
         );
-        let with_parser = ["chiasm", "serve", "m", "--", "--reasoning-parser", "deepseek_r1"];
-        let Command::Serve(args) = Cli::parse_from(with_parser).command else { panic!("serve") };
-        assert_eq!(vllm_args(&args, Some("qwen3")), ["--reasoning-parser", "deepseek_r1"]);
+        for (flag, is_parser) in [
+            ("--reasoning-parser=deepseek_r1", true),
+            ("--reasoning_parser=deepseek_r1", true),
+            ("--reasoning-parser-plugin=plugin.py", false),
+        ] {
+            let cli = Cli::parse_from(["chiasm", "serve", "m", "--", flag]);
+            let Command::Serve(args) = cli.command else { panic!("serve") };
+            let detected = (!is_parser).then_some("--reasoning-parser=qwen3");
+            let expected: Vec<&str> = [flag].into_iter().chain(detected).collect();
+            assert_eq!(vllm_args(&args, Some("qwen3")), expected);
+        }
     }
 }

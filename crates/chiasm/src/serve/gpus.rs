@@ -5,8 +5,8 @@ use crate::error::CliError;
 /// CUDA's variable with the GPUs that a process may use.
 pub(super) const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
 
-/// Returns the GPUs of the engine with this index, as entries of [`VISIBLE_GPUS`]: the next `count`
-/// of those that `visible` lists for this process, which may be numbers or UUIDs. Engines that
+/// Returns the GPUs of the engine with this index, as entries of [`VISIBLE_GPUS`]: `count` of the
+/// GPUs (numbers or UUIDs) that `visible` lists, after those of the engines before it. Engines that
 /// share GPUs all use the first ones.
 ///
 /// Returns `None` if vLLM chooses among the GPUs of this process. Without a count, engines that
@@ -22,8 +22,8 @@ pub(super) fn select_gpus(
 ) -> Result<Option<Vec<String>>, CliError> {
     let count = match count {
         Some(count) => count as usize,
-        // vLLM takes the first GPU of the list.
         None if are_shared && visible.is_none() => 1,
+        // vLLM takes the first GPU of the list.
         None => return Ok(None),
     };
     let skipped = if are_shared { 0 } else { index as usize * count };

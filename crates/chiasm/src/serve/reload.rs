@@ -13,7 +13,7 @@ pub(super) struct Reload {
     pub(super) hangups: Hangups,
     pub(super) certificate: Option<Arc<Certificate>>,
     pub(super) access: AccessArgs,
-    /// The keys for servers of `--upstream`.
+    /// The keys of the servers of `--upstream`.
     pub(super) upstream_keys: Vec<Arc<UpstreamKey>>,
     pub(super) server: Arc<Server>,
 }
@@ -31,7 +31,7 @@ impl Reload {
         if let Some(certificate) = &self.certificate
             && let Err(error) = certificate.reload().await
         {
-            tracing::warn!(%error, "the new certificate can't be used; the old one stays");
+            tracing::warn!(%error, "the new certificate can't be used; the old one stays in use");
         }
         let access = self.access.clone();
         let upstream_keys = self.upstream_keys.clone();
@@ -44,7 +44,8 @@ impl Reload {
     }
 }
 
-/// Reloads the API keys and the keys for upstream servers. An invalid file leaves the old keys.
+/// Reloads the API keys and the keys of upstream servers. An invalid file leaves the old keys in
+/// use.
 fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: &Server) {
     if access.api_key_file.is_some() {
         match access.keys() {
@@ -53,7 +54,7 @@ fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: 
                 tracing::info!("the API keys were reloaded");
             }
             Err(error) => {
-                tracing::warn!(%error, "the new API keys can't be used; the old ones stay")
+                tracing::warn!(%error, "the new API keys can't be used; the old ones stay in use")
             }
         }
     }
@@ -61,10 +62,13 @@ fn reload_keys(access: &AccessArgs, upstream_keys: &[Arc<UpstreamKey>], server: 
         match key.reload() {
             Ok(()) => {
                 let file = key.path().display();
-                tracing::info!(%file, "the key for a server was reloaded")
+                tracing::info!(%file, "the key of an upstream server was reloaded")
             }
             Err(error) => {
-                tracing::warn!(%error, "the new key for a server can't be used; the old one stays")
+                tracing::warn!(
+                    %error,
+                    "the new key of an upstream server can't be used; the old one stays in use"
+                )
             }
         }
     }

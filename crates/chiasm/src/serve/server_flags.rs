@@ -8,10 +8,10 @@ use crate::cli::ServeArgs;
 use crate::error::CliError;
 use crate::side::Side;
 
-/// Warns about each such flag, with the flag to use instead.
+/// Warns about each flag that configures only vLLM's HTTP server, with the flag to use instead.
 ///
 /// # Errors
-/// [`CliError::Usage`] names a flag that users rely on, such as an API key. This also applies if no
+/// [`CliError::Usage`] for a flag whose loss would be dangerous, such as an API key, even if no
 /// engine is launched here.
 pub(super) fn check(args: &ServeArgs, side: Side) -> Result<(), CliError> {
     for arg in &args.vllm_args {

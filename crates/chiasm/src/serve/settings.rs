@@ -68,8 +68,8 @@ pub(super) fn arena_policy(args: &ServeArgs, accepts_media: bool) -> ArenaPolicy
 
 /// Returns the size of the engines' receiver caches in bytes, or `None` if it is 0 or unknown.
 ///
-/// An attached engine does not report the size. One without a cache would die of an item without
-/// data, so an unknown size counts as none.
+/// An attached engine does not report the size. An engine without a cache would die from an item
+/// without data, so an unknown size counts as no cache.
 pub(super) fn receiver_cache_bytes(args: &ServeArgs) -> Option<u64> {
     if !args.engines.attach.is_empty() && args.engines.receiver_cache_gb.is_none() {
         return None;
@@ -145,13 +145,19 @@ pub(super) fn routing_options(args: &RoutingArgs) -> Result<RoutingOptions, CliE
     Ok(RoutingOptions { session_header, busy_status })
 }
 
+/// Checks that local media come from a folder that exists.
+pub(super) fn check_media_folder(args: &MediaArgs) -> Result<(), CliError> {
+    match args.allowed_local_media_path.as_deref() {
+        Some(folder) if !folder.is_dir() => Err(CliError::Usage(format!(
+            "--allowed-local-media-path: {} is not a folder",
+            folder.display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
 /// Creates the loader of all media.
 pub(super) fn media_loader(args: &MediaArgs, has_processor: bool) -> Result<MediaLoader, CliError> {
-    if let Some(folder) = args.allowed_local_media_path.as_deref().filter(|folder| !folder.is_dir())
-    {
-        let message = format!("--allowed-local-media-path: {} is not a folder", folder.display());
-        return Err(CliError::Usage(message));
-    }
     Ok(MediaLoader::new(media_config(args, has_processor), byte_budget(args))?)
 }
 
@@ -222,8 +228,8 @@ fn media_config(args: &MediaArgs, has_processor: bool) -> MediaConfig {
     }
 }
 
-/// Returns the budget for media bytes. The caches are part of it, on top of the bytes in flight, so
-/// that they take no room from requests.
+/// Returns the budget for media bytes: the bytes in flight plus the caches, so that full caches
+/// take no room from requests.
 fn byte_budget(args: &MediaArgs) -> ByteBudget {
     let caches = args.media_cache_bytes.saturating_add(args.processed_cache_bytes);
     ByteBudget::new(args.max_bytes_in_flight.saturating_add(caches))

@@ -8,11 +8,12 @@ use crate::vllm_flags::FlagArg;
 
 /// vLLM's flag for the fraction of a GPU's memory that an engine takes, regardless of other
 /// processes.
-const UTILIZATION: &str = "--gpu-memory-utilization";
+const UTILIZATION_FLAG: &str = "--gpu-memory-utilization";
 /// Another name of that flag in vLLM.
-const ALIAS: &str = "--device-memory-utilization";
+const UTILIZATION_ALIAS: &str = "--device-memory-utilization";
 /// The fraction that all engines share by default. It is slightly below vLLM's default for one
-/// engine (0.92), because each engine has CUDA graphs and a context beyond its own count.
+/// engine (0.92), because each engine also needs memory for CUDA graphs and a CUDA context, which
+/// vLLM does not count.
 const TOTAL_FRACTION: f64 = 0.9;
 /// The minimum share of an engine; even the weights of a small model are larger.
 const MIN_FRACTION: f64 = 0.01;
@@ -20,7 +21,7 @@ const MIN_FRACTION: f64 = 0.01;
 /// The shares of the engines on one GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct GpuShares {
-    /// The fraction of each engine without a fraction in its flags; `None` if there is none.
+    /// The fraction for engines whose flags set none; `None` if all flags set one.
     default_fraction: Option<f64>,
 }
 
@@ -43,15 +44,15 @@ impl GpuShares {
         let invalid = |why: String| Err(CliError::Usage(format!("--share-gpu: {why}")));
         if assigned > 1.0 {
             return invalid(format!(
-                "the engines together use {assigned:.2} of the GPU's memory ({UTILIZATION})"
+                "the engines together use {assigned:.2} of the GPU's memory ({UTILIZATION_FLAG})"
             ));
         }
         // Rounded down to thousandths, so that the sum does not exceed the total.
         let fraction = ((TOTAL_FRACTION - assigned) / f64::from(others.max(1)) * 1e3).floor() / 1e3;
         if others > 0 && fraction < MIN_FRACTION {
             return invalid(format!(
-                "{UTILIZATION} assigns {assigned:.2} of the GPU's memory, which leaves too little \
-                 of {TOTAL_FRACTION} for {others} more engines"
+                "{UTILIZATION_FLAG} assigns {assigned:.2} of the GPU's memory, which leaves too \
+                 little of {TOTAL_FRACTION} for {others} more engines"
             ));
         }
         Ok(Self { default_fraction: (others > 0).then_some(fraction) })
@@ -60,7 +61,7 @@ impl GpuShares {
     /// Adds the engine's fraction to its arguments, unless they have one.
     pub(super) fn apply(&self, mut host: LaunchHost) -> LaunchHost {
         if let (Some(fraction), Ok(None)) = (self.default_fraction, utilization(&host.extra_args)) {
-            host.extra_args.insert(0, format!("{UTILIZATION}={fraction}"));
+            host.extra_args.insert(0, format!("{UTILIZATION_FLAG}={fraction}"));
         }
         host
     }
@@ -71,8 +72,8 @@ fn utilization(flags: &[String]) -> Result<Option<f64>, CliError> {
     let mut fraction = None;
     let mut flags = flags.iter();
     while let Some(flag) = flags.next() {
-        let Some(arg) =
-            FlagArg::parse(flag).filter(|arg| arg.matches(UTILIZATION) || arg.matches(ALIAS))
+        let Some(arg) = FlagArg::parse(flag)
+            .filter(|arg| arg.matches(UTILIZATION_FLAG) || arg.matches(UTILIZATION_ALIAS))
         else {
             continue;
         };
@@ -80,7 +81,8 @@ fn utilization(flags: &[String]) -> Result<Option<f64>, CliError> {
         let number = value
             .and_then(|value| value.parse().ok())
             .filter(|number: &f64| (0.0..=1.0).contains(number));
-        let invalid = || CliError::Usage(format!("{UTILIZATION} must be a number from 0 to 1"));
+        let invalid =
+            || CliError::Usage(format!("{UTILIZATION_FLAG} must be a number from 0 to 1"));
         fraction = Some(number.ok_or_else(invalid)?);
     }
     Ok(fraction)

@@ -32,6 +32,7 @@ pub(super) enum Unit {
 /// The data of a chart.
 pub(super) struct Plot {
     pub(super) title: String,
+    /// [`Unit::Seconds`] or [`Unit::Workers`].
     pub(super) x: Unit,
     pub(super) y: Unit,
     /// The end of the warm-up on the x axis.
@@ -109,7 +110,7 @@ impl Plot {
             is_logarithmic: y.is_logarithmic,
             warm_up: self.warm_up.map(x_at).filter(|end| *end > LEFT),
             paths: self.lines.iter().map(|line| path(line, x_at, y_at)).collect(),
-            x_name: self.x.heading(),
+            x_name: if self.x == Unit::Workers { "workers" } else { "seconds" },
             rows: rows(&self),
             title: self.title,
         }
@@ -167,8 +168,8 @@ fn min_max(values: impl Iterator<Item = f64>) -> (f64, f64) {
 }
 
 impl Axis {
-    /// Creates a linear axis with round ticks from `from`, which no value is below, to at least the
-    /// maximum.
+    /// Creates a linear axis with round ticks from `from` to at least the maximum. No value may be
+    /// below `from`.
     fn linear_from(from: f64, values: &[f64]) -> Self {
         let length = min_max(values.iter().copied()).1 - from;
         let length = if length.is_finite() && length > 0.0 { length } else { 1.0 };
@@ -178,7 +179,7 @@ impl Axis {
         Self { from, to: from + count * step, is_logarithmic: false, ticks }
     }
 
-    /// Creates a linear axis from the minimum to the maximum, with a tick for each of a few values.
+    /// Creates a linear axis from the minimum to the maximum, with one tick per distinct value.
     fn with_tick_per_value(values: &[f64]) -> Self {
         let mut ticks = values.to_vec();
         ticks.sort_by(f64::total_cmp);
@@ -224,17 +225,6 @@ fn tick_step(length: f64) -> f64 {
 }
 
 impl Unit {
-    /// Returns the heading of a column with this unit.
-    fn heading(self) -> &'static str {
-        match self {
-            Self::Milliseconds => "time",
-            Self::Seconds => "seconds",
-            Self::Fraction => "part",
-            Self::Ratio => "times",
-            Self::Workers => "workers",
-        }
-    }
-
     /// Formats a round number beside an axis.
     fn format_tick(self, value: f64) -> String {
         match self {

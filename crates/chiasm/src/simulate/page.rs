@@ -57,16 +57,19 @@ fn run_section(run: &Run) -> Section {
         time_chart(run, title, Unit::Milliseconds, |interval| interval.ttft_ms.as_ref().map(part))
     };
     let charts = vec![
-        latency("Time to first token, half of the requests", |ttft| ttft.p50),
+        latency("Time to first token, median", |ttft| ttft.p50),
         latency("Time to first token, 90 %", |ttft| ttft.p90),
         latency("Time to first token, 99 %", |ttft| ttft.p99),
         time_chart(run, "Prompt tokens found in KV caches", Unit::Fraction, |interval| {
             interval.hit_rate
         }),
-        time_chart(run, "Work of the busiest worker, times the mean", Unit::Ratio, |interval| {
-            interval.balance
-        }),
-        time_chart(run, "Work of a worker, the mean, of its time", Unit::Fraction, |interval| {
+        time_chart(
+            run,
+            "Work of the busiest worker relative to the mean",
+            Unit::Ratio,
+            |interval| interval.balance,
+        ),
+        time_chart(run, "Mean share of time that a worker works", Unit::Fraction, |interval| {
             interval.work
         }),
     ];
@@ -114,14 +117,12 @@ fn size_sections(runs: &[Run]) -> Vec<Section> {
             Plot { title: title.to_owned(), x: Unit::Workers, y, warm_up: None, lines }.draw()
         };
         let charts = vec![
-            chart("Time to first token, half of the requests", Unit::Milliseconds, |report| {
-                report.ttft_ms.p50
-            }),
+            chart("Time to first token, median", Unit::Milliseconds, |report| report.ttft_ms.p50),
             chart("Time to first token, 90 %", Unit::Milliseconds, |report| report.ttft_ms.p90),
             chart("Time to first token, 99 %", Unit::Milliseconds, |report| report.ttft_ms.p99),
             chart("Between two tokens, 90 %", Unit::Milliseconds, |report| report.itl_ms.p90),
             chart("Prompt tokens found in KV caches", Unit::Fraction, |report| report.hit_rate),
-            chart("Work of a worker, the mean, of its time", Unit::Fraction, |report| report.work),
+            chart("Mean share of time that a worker works", Unit::Fraction, |report| report.work),
         ];
         let heading = format!("{} by the number of workers", workload_runs[0].workload);
         sections.push(Section { heading, charts, rows: Vec::new() });

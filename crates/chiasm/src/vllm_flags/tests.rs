@@ -21,6 +21,7 @@ fn engine_only_flag_is_found() {
         found(&["--revision=v1", "--max_model_len", "4096", "--dtype", "half"]),
         Some("--max-model-len".into())
     );
+    assert_eq!(found(&["-tp", "2"]), Some("--tensor-parallel-size".into()));
 }
 
 #[test]
@@ -33,7 +34,7 @@ fn foreign_model_code_is_detected() {
 }
 
 #[test]
-fn config_format_with_tokenizer_mode_is_parsed() {
+fn format_flags_ignore_similar_flags() {
     let parsed = |args: &[&str]| {
         let VllmFlags { config_format, tokenizer_mode, .. } = parse(args).unwrap();
         (config_format, tokenizer_mode)
@@ -138,7 +139,7 @@ fn keys_given_one_by_one_are_merged() {
 }
 
 #[test]
-fn missing_or_ambiguous_value_is_refused_by_flag() {
+fn missing_or_ambiguous_value_error_names_flag() {
     for args in [
         &["--mm-processor-kwargs"][..],
         &["--mm-processor-kwargs.size"],
@@ -181,6 +182,36 @@ fn media_io_kwargs_that_change_images_are_refused() {
 }
 
 #[test]
+fn video_settings_are_parsed() {
+    let flags = parse(&["--media-io-kwargs.video.num_frames", "8"]).unwrap();
+    assert_eq!(Value::Object(flags.video_io_kwargs), json!({"num_frames": 8}));
+    assert!(parse(&["--media-io-kwargs", r#"{"video": 1}"#]).is_err());
+    let pruning = |args: &[&str]| parse(args).unwrap().video_pruning;
+    let rate = 0.75;
+    let evs = Some(VideoPruning { method: PruningMethod::Evs, rate });
+    assert_eq!(pruning(&["--video-pruning-rate", "0.75"]), evs);
+    let vidcom2 = Some(VideoPruning { method: PruningMethod::VidCom2, rate });
+    assert_eq!(pruning(&["--video_pruning_method=vidcom2", "--video-pruning-rate=0.75"]), vidcom2);
+    for off in ["0", "0.0", "None"] {
+        assert_eq!(pruning(&["--video-pruning-rate", off]), None, "{off}");
+    }
+    for invalid in ["1", "-0.1", "nan", "half"] {
+        assert!(parse(&["--video-pruning-rate", invalid]).is_err(), "{invalid}");
+    }
+    assert!(parse(&["--video-pruning-method", "other"]).is_err());
+}
+
+#[test]
+fn video_limit_is_parsed() {
+    let limit = |args: &[&str]| parse(args).unwrap().max_videos();
+    assert_eq!(limit(&[]), 999);
+    assert_eq!(limit(&["--limit-mm-per-prompt", r#"{"video": 2}"#]), 2);
+    assert_eq!(limit(&["--limit-mm-per-prompt.video", r#"{"count": 3, "width": 64}"#]), 3);
+    assert_eq!(limit(&["--limit-mm-per-prompt", r#"{"image": 2}"#]), 999);
+    assert_eq!(limit(&["--language-model-only"]), 0);
+}
+
+#[test]
 fn normalize_flag_is_parsed_in_each_spelling() {
     for (args, normalize) in [
         (&["--no-mm-device-do-normalize"][..], false),
@@ -208,6 +239,7 @@ fn config_file_with_applied_flag_is_refused() {
         "mm-processor-kwargs.max_pixels: 3",
         "mm-processor-kw: {}",
         "mm-device-do-normalize: false",
+        "video_pruning_rate: 0.5",
         "model_impl: transformers",
         "tokenizer-mode: mistral",
         "no-mm-device-do-normalize: true",

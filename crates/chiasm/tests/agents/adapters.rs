@@ -41,11 +41,12 @@ async fn adapter_is_served_by_the_agent_that_has_it() {
     let a = module("a");
     let b = module("b");
     let sim = ["--sim", "1", "--sim-speedup", "1000"];
-    let with = |module: &str| [&sim[..], &["--lora-modules", module]].concat().join(" ");
+    let with_module = |module: &str| [&sim[..], &["--lora-modules", module]].concat().join(" ");
     let start = |machine: &str, port: &str, flags: &str| {
         cluster.agent_at(machine, port, &flags.split(' ').collect::<Vec<_>>())
     };
-    let mut agents = [start("127.0.0.1", "0", &with(&a)), start("127.0.0.2", "0", &sim.join(" "))];
+    let mut agents =
+        [start("127.0.0.1", "0", &with_module(&a)), start("127.0.0.2", "0", &sim.join(" "))];
     let one = cluster.serve(&agents, &[]);
     let other = cluster.serve(&agents, &[]);
     for server in [&one, &other] {
@@ -77,14 +78,14 @@ async fn adapter_is_served_by_the_agent_that_has_it() {
     wait_for("the loss of the agent", TIMEOUT, async || one.ready_workers().await == 1).await;
     assert_eq!(one.chat(&body("a")).await.refused(503), "model");
     let port = agents[0].port();
-    agents[0] = start("127.0.0.1", &port, &with(&a));
+    agents[0] = start("127.0.0.1", &port, &with_module(&a));
     one.wait_ready(2, TIMEOUT).await;
     assert_eq!(overlap(&one.chat(&body("a")).await), (0, 0), "a new start holds nothing");
 
     // The agent returns with another adapter: the first one has no worker and is forgotten.
     agents[0].kill();
     wait_for("the loss of the agent", TIMEOUT, async || one.ready_workers().await == 1).await;
-    agents[0] = start("127.0.0.1", &port, &with(&b));
+    agents[0] = start("127.0.0.1", &port, &with_module(&b));
     for server in [&one, &other] {
         wait_for("the other adapter", TIMEOUT, async || models(server).await == ["m", "b"]).await;
         assert_eq!(server.chat(&body("a")).await.refused(404), "model");

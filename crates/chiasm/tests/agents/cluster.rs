@@ -64,7 +64,7 @@ impl Cluster {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 eprintln!("  agent | {line}");
                 if let Some((_, address)) = line
-                    .split_once("an agent waits")
+                    .split_once("the agent is ready")
                     .and_then(|(_, rest)| rest.split_once(" address="))
                 {
                     let _ = sender.send(address.split(' ').next().unwrap_or_default().to_owned());

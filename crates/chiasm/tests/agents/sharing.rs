@@ -29,7 +29,7 @@ struct PromptTokens {
     cached: u64,
 }
 
-/// Holds one conversation. Each turn goes to another frontend than the turn before.
+/// Holds one conversation. Each turn goes to another frontend than the previous turn.
 async fn converse(frontends: &[Server], number: usize) -> PromptTokens {
     let mut tokens = PromptTokens::default();
     let mut messages = Vec::new();

@@ -20,7 +20,7 @@ async fn drain_delay_accepts_requests_after_ready_fails() {
         )
     };
     wait_for("503 at /ready", TIMEOUT, async || ready().await == Some(503)).await;
-    // On a new connection.
+    // The request uses a new connection.
     let answer = crate::support::client()
         .post(format!("{}/v1/completions", server.url))
         .header("content-type", "application/json")
@@ -39,8 +39,8 @@ async fn second_interrupt_ends_running_requests() {
     let mut streamed = server.open("/v1/completions", &stream()).await;
     streamed.chunk().await.expect("a first chunk");
     send_signal(server.pid(), "INT");
-    server.wait_for_log("a second Ctrl-C aborts them");
-    // The handler of the second Ctrl-C is installed right after that line.
+    server.wait_for_log("another Ctrl-C aborts them");
+    // The handler of that Ctrl-C is installed right after that line.
     let ready = async || {
         Some(
             server.client.get(format!("{}/ready", server.url)).send().await.ok()?.status().as_u16(),

@@ -79,7 +79,7 @@ async fn renewed_certificate_keeps_open_connections() {
     assert!(long.chunk().await.expect("a first chunk").is_some());
 
     std::fs::write(files.path("key.pem"), "no key").expect("written");
-    let why = server.wait_for_log("the new certificate can't be used; the old one stays");
+    let why = server.wait_for_log("the new certificate can't be used; the old one stays in use");
     assert!(why.contains("key.pem has no private key"), "{why}");
     let health = format!("{}/health", server.url);
     assert_eq!(server.client.get(&health).send().await.expect("an answer").status(), 200);
@@ -131,7 +131,7 @@ async fn hangup_reloads_certificate_with_keys() {
     send_signal(server.pid(), "HUP");
     assert!(
         server
-            .wait_for_log("the new API keys can't be used; the old ones stay")
+            .wait_for_log("the new API keys can't be used; the old ones stay in use")
             .contains("has no API key")
     );
     assert_eq!(models(&renewed, "one").await, Some(200), "the new certificate with the old key");
@@ -140,7 +140,7 @@ async fn hangup_reloads_certificate_with_keys() {
     std::fs::write(files.path("key.pem"), "no key").expect("written");
     send_signal(server.pid(), "HUP");
     server.wait_for_log("the API keys were reloaded");
-    assert!(server.count_logged("the new certificate can't be used; the old one stays") > 0);
+    assert!(server.count_logged("the new certificate can't be used; the old one stays in use") > 0);
     assert_eq!(models(&renewed, "one").await, Some(401));
     assert_eq!(models(&renewed, "two").await, Some(200));
     assert_eq!(session(&renewed).await, 401, "the session's key is no longer valid");

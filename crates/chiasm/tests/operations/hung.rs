@@ -165,6 +165,8 @@ async fn request_timeout_ends_answer_with_an_error() {
     // The engine needs ten seconds for this prompt.
     let long = body(&"word ".repeat(100), 1);
     assert_eq!(server.post("/v1/completions", &long).await.status, 504);
+    let line = server.wait_for_log("blocks overlap endpoint=\"completions\" status=504");
+    assert!(line.contains("plan_ms="), "{line}");
     wait_for("abort", TIMEOUT, async || server.metric("chiasm_in_flight_requests").await == 0.0)
         .await;
 }

@@ -50,6 +50,9 @@ fn invalid_value_names_its_source() {
     assert!(error.contains("'abc'") && error.contains("variable CHIASM_PORT"), "{error}");
     let error = run_failing_with(&["serve", "m", "--port", "x"], &variables);
     assert!(error.contains("'x'") && !error.contains("variable"), "{error}");
+    let variables = [("CHIASM_ENGINES", "2")];
+    let error = run_failing_with(&["serve", "m", "--sim", "1"], &variables);
+    assert!(error.contains("'--sim <N>'") && error.contains("variable CHIASM_ENGINES"), "{error}");
 }
 
 #[test]
@@ -143,7 +146,7 @@ fn configuration_errors_suggest_a_fix() {
         (
             "a flag of its server",
             serve(&["--max-num-queued-reqs", "5"]),
-            &["--max-requests before --"],
+            &["give Chiasm --max-requests"],
         ),
         (
             "a limit after -- that engines don't have",
@@ -184,13 +187,17 @@ fn configuration_errors_suggest_a_fix() {
             &["--allowed-local-media-path", "/no"],
         ),
         ("a host's name", serve(&["--host", "localhost"]), &["--host", "IP address"]),
-        ("no room for any request", serve(&["--max-requests", "0"]), &["--max-requests", "1.."]),
+        (
+            "no room for any request",
+            serve(&["--max-requests", "0"]),
+            &["--max-requests", "1 or more"],
+        ),
         (
             "little shared memory",
             serve(&["--mm-transfer", "shm", "--mm-arena-gb", "90000"]),
             &["--shm-size", "--mm-arena-gb"],
         ),
-        ("an empty key", serve(&["--api-key", ""]), &["API key"]),
+        ("an empty key", serve(&["--api-key", ""]), &["--api-key"]),
         (
             "no such certificate",
             serve(&["--ssl-certfile", "/no", "--ssl-keyfile", "/no"]),

@@ -174,6 +174,16 @@ impl Browser {
         self.events.drain(..).filter(is_error).collect()
     }
 
+    /// Returns the CPU seconds of the page's main thread so far. Only the difference between two
+    /// calls means something. Other processes that take the cores do not change it.
+    pub(crate) fn main_thread_cpu(&mut self) -> f64 {
+        self.call("Performance.enable", json!({"timeDomain": "threadTicks"}));
+        let answer = self.call("Performance.getMetrics", json!({}));
+        let metrics = answer["metrics"].as_array().expect("metrics");
+        let tasks = metrics.iter().find(|metric| metric["name"] == "TaskDuration");
+        tasks.expect("the time of tasks")["value"].as_f64().expect("seconds")
+    }
+
     /// Calls a method of the protocol, which must succeed.
     fn call(&mut self, method: &str, params: Value) -> Value {
         self.try_call(method, params).unwrap_or_else(|error| panic!("{method}: {error}"))

@@ -158,11 +158,6 @@ impl SglangServer {
         format!("http://127.0.0.1:{}", self.ports[0])
     }
 
-    /// Returns the value for `--upstream`.
-    pub(crate) fn upstream(&self) -> String {
-        format!("sglang+{}", self.url())
-    }
-
     pub(crate) async fn wait_healthy(&mut self) {
         let client = support::client();
         let health = format!("{}/health", self.url());
@@ -213,16 +208,18 @@ impl Drop for SglangServer {
     }
 }
 
-/// Starts a frontend of these servers.
+/// Starts a frontend of these servers. `kind` is the prefix of each URL, or empty if the frontend
+/// should detect the kind.
 pub(crate) async fn serve(
     environment: &Environment,
     model: &str,
     servers: &[&SglangServer],
+    kind: &str,
 ) -> Server {
     let mut args = vec![environment.model(model), "--served-model-name".to_owned(), "m".to_owned()];
     args.push("--allow-private-media".to_owned());
     for server in servers {
-        args.extend(["--upstream".to_owned(), server.upstream()]);
+        args.extend(["--upstream".to_owned(), format!("{kind}{}", server.url())]);
     }
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     let frontend = Server::start(&args);

@@ -18,7 +18,7 @@ use crate::support::Server;
 const MODEL: &str = "qwen25vl";
 const ADAPTERS: [&str; 2] = ["a", "b"];
 
-/// Uses an engine with two adapters, also for requests to the base model.
+/// Sends requests to both adapters of an engine and to its base model.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn adapters_match_vllm_serve() {
@@ -30,7 +30,7 @@ async fn adapters_match_vllm_serve() {
     let flags = ["--enable-lora", "--max-loras", "2"];
     let requests = [comparable_requests(), ADAPTERS.map(adapter_requests).concat()].concat();
 
-    // Both start at the same time.
+    // The reference server and the engine start at the same time.
     let reference = environment.reference(MODEL, &[&flags[..], &module_flags].concat());
     let frontend_flags = [&module_flags[..], &["--allow-runtime-lora-updating"]].concat();
     let (mut server, engine) =
@@ -49,7 +49,8 @@ async fn adapters_match_vllm_serve() {
     check_adapters_are_separate(&server).await;
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0);
     assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
-    // So does an agent, from which a frontend learns adapters and blocks.
+    // An agent takes the engine over, too. A frontend learns the adapters and blocks from the
+    // agent.
     let (_agent, server) = engine.behind_agent(&module_flags, &flags);
     server.wait_ready(1, STARTUP_TIMEOUT).await;
     assert_answers_match(&server, &requests, &reference).await;
@@ -71,7 +72,7 @@ async fn check_adapters_are_separate(server: &Server) {
     let mut answers = Vec::new();
     for turn in 0..2 {
         for model in ["m", "a", "b"] {
-            // A text of no other request, different for each start of the frontend.
+            // No other request has this text: it is different for each start of the frontend.
             let text = format!("{} jumps over the lazy dog ", server.pid()).repeat(16);
             let mut request = adapter_requests(model).swap_remove(0);
             request["messages"][0]["content"] = json!(text);
@@ -101,7 +102,7 @@ async fn check_refused_adapters(server: &Server) {
     for (rank, reason) in
         [(64, "LoRA rank 64 is greater than max_lora_rank 16"), (8, "doesn't contain tensors")]
     {
-        // The second adapter has no weights.
+        // The folder has no weights. vLLM checks the rank before it looks for weights.
         let config = json!({"r": rank, "lora_alpha": 16, "target_modules": ["q_proj"]});
         std::fs::write(dir.path().join("adapter_config.json"), config.to_string()).expect("a file");
         let (status, message) = load(dir.path()).await;

@@ -290,9 +290,9 @@ impl Reference {
         answers
     }
 
-    /// Returns the value for `--upstream`.
-    pub(crate) fn upstream(&self) -> String {
-        format!("vllm+{}", self.url)
+    /// Returns the server's URL.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 
     pub(crate) async fn wait_healthy(&self) {

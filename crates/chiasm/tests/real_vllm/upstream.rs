@@ -9,7 +9,8 @@ use super::environment::{BLOCK_SIZE, Environment, Reference, STARTUP_TIMEOUT};
 use super::requests::{assert_answers_match, image, text};
 use crate::support::{Server, scenario_run, wait_for};
 
-/// Starts a frontend of these servers. `options` are appended to each `--upstream`.
+/// Starts a frontend of these servers. `options` are appended to each `--upstream`. Without
+/// options, the frontend detects that the servers are vLLM.
 async fn serve(
     environment: &Environment,
     model: &str,
@@ -18,8 +19,9 @@ async fn serve(
 ) -> Server {
     let mut args = vec![environment.model(model), "--served-model-name".to_owned(), "m".to_owned()];
     args.push("--allow-private-media".to_owned());
+    let kind = if options.is_empty() { "" } else { "vllm+" };
     for server in servers {
-        args.extend(["--upstream".to_owned(), format!("{}{options}", server.upstream())]);
+        args.extend(["--upstream".to_owned(), format!("{kind}{}{options}", server.url())]);
     }
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     let frontend = Server::start(&args);

@@ -140,7 +140,7 @@ async fn play(mut stream: TcpStream, Script { content_type, pieces, ending }: Sc
         // Everything written has arrived. The client reads it before it sees the reset.
         Ending::Reset => stream.set_zero_linger().expect("an option"),
         Ending::Hang => {
-            // Until the client closes the connection.
+            // Waits until the client closes the connection.
             let _ = stream.read(&mut [0]).await;
         }
     }

@@ -17,6 +17,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use reqwest::header::HeaderMap;
+use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -316,10 +317,17 @@ pub async fn wait_for(
     started.elapsed()
 }
 
+/// Sends a signal to a child process. For `STOP`, returns when all of its threads have stopped:
+/// until then it may still answer requests.
 pub fn send_signal(pid: u32, signal: &str) {
     let status =
         Command::new("kill").arg(format!("-{signal}")).arg(pid.to_string()).status().expect("kill");
     assert!(status.success(), "kill -{signal} {pid}");
+    if signal == "STOP" {
+        let pid = Pid::from_raw(pid.try_into().expect("a process ID")).expect("a process ID");
+        let options = WaitIdOptions::STOPPED | WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(pid), options).expect("a child of this process");
+    }
 }
 
 /// Returns a port that is free and outside the range of outgoing connections.

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use crate::pieces::Pieces;
 
 /// The maximum length of a refusal in an error, in characters.
-const MAX_SHOWN: usize = 500;
+const MAX_ERROR_CHARS: usize = 500;
 
 pub(crate) struct Connection {
     sender: SendRequest<Pieces>,
@@ -54,7 +54,7 @@ pub(crate) struct Response {
 }
 
 impl Response {
-    /// Parses the usage of an answer, which a stream has in the event before its `[DONE]`.
+    /// Parses the usage of an answer. In a stream it is in the event before `[DONE]`.
     fn usage(&self) -> Result<Usage, Box<dyn Error>> {
         #[derive(Deserialize)]
         struct Completion {
@@ -71,7 +71,8 @@ impl Response {
         Ok(serde_json::from_str::<Completion>(completion)?.usage)
     }
 
-    /// Returns the number of events of a stream, without its `[DONE]`; 0 if it is none.
+    /// Returns the number of events of a stream, without its `[DONE]`; 0 for a response that is no
+    /// stream.
     pub(crate) fn events(&self) -> u64 {
         self.text.lines().filter(|line| line.starts_with("data: {")).count() as u64
     }
@@ -83,13 +84,18 @@ impl Response {
 
     /// Returns the milliseconds from sending the request to the first event with text.
     pub(crate) fn ttft_ms(&self) -> Option<f64> {
+        self.text_times_ms().next()
+    }
+
+    /// Returns the milliseconds from sending the request to each event with text, in order.
+    pub(crate) fn text_times_ms(&self) -> impl Iterator<Item = f64> {
         let mut end = 0;
-        self.text.split_inclusive('\n').find(|line| {
+        self.text.split_inclusive('\n').filter_map(move |line| {
             end += line.len();
-            has_text(line)
-        })?;
-        let piece = self.pieces.partition_point(|(_, piece_end)| *piece_end < end);
-        Some(self.pieces.get(piece)?.0.saturating_sub(self.sent) as f64 / 1e6)
+            let piece = self.pieces.partition_point(|(_, piece_end)| *piece_end < end);
+            let (arrival, _) = self.pieces.get(piece).filter(|_| has_text(line))?;
+            Some(arrival.saturating_sub(self.sent) as f64 / 1e6)
+        })
     }
 }
 
@@ -129,7 +135,7 @@ impl Connection {
         let request = request.header("content-type", "application/json").body(body)?;
         let response = self.send(request).await?;
         if response.status != StatusCode::OK {
-            let shown: String = response.text.chars().take(MAX_SHOWN).collect();
+            let shown: String = response.text.chars().take(MAX_ERROR_CHARS).collect();
             return Err(format!("{}: {shown}", response.status).into());
         }
         Ok((response.usage()?, response))
@@ -183,7 +189,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn role_is_no_text() {
+    fn role_event_has_no_text() {
         assert!(!has_text(r#"data: {"choices":[{"delta":{"role":"assistant","content":""}}]}"#));
         assert!(has_text(r#"data: {"choices":[{"delta":{"content":" a"}}]}"#));
         assert!(!has_text(r#"data: {"choices":[],"usage":{}}"#) && !has_text("data: [DONE]"));
@@ -208,6 +214,7 @@ mod tests {
         let mut response =
             Response { status: StatusCode::OK, headers, text, sent: 1_000_000, pieces };
         assert_eq!((response.ttft_ms(), response.events()), (Some(2.0), 3));
+        assert_eq!(response.text_times_ms().collect::<Vec<_>>(), [2.0]);
         let usage = response.usage().unwrap();
         assert_eq!(
             (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens()),

@@ -10,7 +10,7 @@ use crate::origin::Origin;
 use crate::program::{Program, free_address};
 use crate::side::{Counts, Inputs, Side, Versioned, command};
 use crate::splits::Splits;
-use crate::workload::{MAX_STREAMS, MODEL, Pace};
+use crate::workload::{ENGINE_STREAMS, MODEL, Pace};
 
 /// The stages that an engine computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ pub(crate) fn start(
         counts: Counts::Text,
         engines,
         splits,
-        // The mocker has no log probabilities, and registers no parser of calls.
+        // The mocker has no log probabilities, and registers no tool call parser.
         streams_text_only: true,
         ..Side::new(&format!("Dynamo {version}"), address, origin.url(), frontend)
     })
@@ -76,9 +76,9 @@ fn mocker(inputs: &Inputs, mut engine: Command, pace: Pace, stage: Stage) -> Com
     engine.args(["--model-name", MODEL, "--block-size", "16"]);
     if pace.has_long_answers() {
         // A step takes as long as on a GPU that the mocker models; no flag sets a rate.
-        engine.args(["--max-num-seqs", &MAX_STREAMS.to_string()]);
+        engine.args(["--max-num-seqs", &ENGINE_STREAMS.to_string()]);
     } else {
-        // 0, which is documented as infinite, costs 20 ms.
+        // A ratio of 0, documented as infinite, adds 20 ms.
         engine.args(["--speedup-ratio", "1000000"]);
     }
     let mode = match stage {
@@ -86,7 +86,7 @@ fn mocker(inputs: &Inputs, mut engine: Command, pace: Pace, stage: Stage) -> Com
         Stage::Prompts => "prefill",
         Stage::Answers => "decode",
     };
-    // Without the bandwidth it waits for the modelled time of a transfer between GPUs.
+    // With another bandwidth the mocker waits for the modelled time of a transfer between GPUs.
     engine.args(["--disaggregation-mode", mode, "--kv-transfer-bandwidth", "0"]);
     engine
 }

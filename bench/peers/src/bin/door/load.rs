@@ -33,17 +33,18 @@ pub(crate) struct Answered<T> {
     pub(crate) cpu: Duration,
 }
 
-/// Sends the requests of each client over a connection, one after the other. `keep` gets the key of
-/// a request, its latency and its answer.
+/// Sends the requests of each client over a connection, one after the other. Clients connect to the
+/// addresses in turn. `keep` turns the key,
+/// the latency and the answer of a request into a result.
 pub(crate) async fn send<K, T, R: Iterator<Item = (K, Pieces)>>(
-    address: SocketAddr,
+    addresses: &[SocketAddr],
     clients: impl Iterator<Item = R>,
     timeout: Duration,
     keep: impl Fn(K, Duration, Usage, Response) -> Result<T, Box<dyn Error>>,
 ) -> Result<Answered<T>, Box<dyn Error>> {
     let mut connections = Vec::new();
-    for requests in clients {
-        connections.push((Connection::open(address).await?, requests));
+    for (requests, address) in clients.zip(addresses.iter().cycle()) {
+        connections.push((Connection::open(*address).await?, requests));
     }
     let cpu = thread_cpu();
     let start = Instant::now();
@@ -67,6 +68,8 @@ pub(crate) async fn send<K, T, R: Iterator<Item = (K, Pieces)>>(
 #[derive(Default)]
 pub(crate) struct Reply {
     pub(crate) latency: Duration,
+    /// The milliseconds to the first text of a stream.
+    pub(crate) ttft_ms: Option<f64>,
     pub(crate) tokens: u64,
     /// The number of events of a stream.
     pub(crate) events: u64,
@@ -79,6 +82,8 @@ pub(crate) struct Reply {
 /// A measurement of a side.
 pub(crate) struct Outcome {
     pub(crate) latencies: Vec<Duration>,
+    /// The milliseconds to the first text of each stream.
+    pub(crate) ttfts_ms: Vec<f64>,
     /// The number of tokens of all answers.
     pub(crate) tokens: u64,
     /// The number of events of all streams.
@@ -102,8 +107,8 @@ pub(crate) struct Outcome {
 /// Sends requests with `clients` at once until `time` has passed, and waits for the last answers.
 ///
 /// # Errors
-/// An answer is not a 200, has a number of prompt tokens that is not in `expected` or another
-/// number of tokens than the case has, or was computed by other engines than the side should use.
+/// An answer is not a 200, its prompt tokens are not in `expected`, its own tokens do not fit the
+/// case, or it was split between engines although the side does not split requests, or the reverse.
 pub(crate) async fn run(
     side: &Side,
     workload: &RefCell<Workload>,
@@ -114,7 +119,7 @@ pub(crate) async fn run(
 ) -> Result<Outcome, Box<dyn Error>> {
     let split_before = side.splits.count().await?;
     // Other cases may have evicted the repeated image.
-    let has_first = case.has_image() || !case.is_streamed();
+    let has_first = !case.is_burst() && (case.has_image() || !case.is_streamed());
     if has_first {
         let first = workload.borrow_mut().next(case, &side.url);
         Connection::open(side.address).await?.chat(first).await?;
@@ -140,20 +145,21 @@ pub(crate) async fn run(
         let Usage { prompt_tokens, completion_tokens: tokens, .. } = usage;
         if !expected.contains(&prompt_tokens) || !answer_tokens.contains(&tokens) {
             let expected =
-                format!("expected {expected:?} prompt tokens and {answer_tokens:?} more");
+                format!("expected {expected:?} prompt tokens, {answer_tokens:?} answer tokens");
             return Err(format!("{usage:?}, {expected}").into());
         }
         let arrivals: Vec<u64> = response.arrivals().collect();
         let inner = EDGE_TOKENS..arrivals.len().saturating_sub(EDGE_TOKENS);
         Ok::<_, Box<dyn Error>>(Reply {
             latency,
+            ttft_ms: response.ttft_ms(),
             tokens,
             events: response.events(),
             is_split: response.headers.contains_key(PREFILL_WORKER),
             arrivals: arrivals.get(inner).unwrap_or_default().to_vec(),
         })
     };
-    let answered = send(side.address, requests, time + TIMEOUT, keep).await;
+    let answered = send(&[side.address], requests, time + TIMEOUT, keep).await;
     let answered = answered.map_err(|error| {
         side.frontend.failed(&format!("failed in the case '{}': {error}", case.name()))
     })?;
@@ -167,6 +173,7 @@ pub(crate) async fn run(
     let arrivals: Vec<u64> = replies.iter().flat_map(|reply| &reply.arrivals).copied().collect();
     Ok(Outcome {
         latencies: replies.iter().map(|reply| reply.latency).collect(),
+        ttfts_ms: replies.iter().filter_map(|reply| reply.ttft_ms).collect(),
         tokens: replies.iter().map(|reply| reply.tokens).sum(),
         events: replies.iter().map(|reply| reply.events).sum(),
         wall,

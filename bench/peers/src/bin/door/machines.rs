@@ -1,7 +1,7 @@
 //! The cost of an agent between a frontend and its engine: CPU time, latency and bytes. One
 //! frontend has its own engine, one an agent on loopback, and one an agent behind a shaped link.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `machine` | the machine of an agent: this one, or a namespace behind a link of 10 Gbit/s |
 //! | `certificates` | an authority and a certificate that it signed |
@@ -60,17 +60,18 @@ const STREAMS: [(Case, &[usize]); 1] = [(Case::Long(Output::Plain, Rate::Hundred
 
 /// The time of empty calls in each round.
 const ECHO_TIME: Duration = Duration::from_millis(500);
-/// The maximum time that an agent adds, in addition to the empty call.
+/// The maximum time that an agent may add to that of an empty call, in µs.
 const ADDED_LIMIT_US: f64 = 100.0;
 /// The number of transfers of the tensors' bytes in each round.
 const TRANSFERS: usize = 10;
-/// The number of new images whose bytes are counted, and the maximum number of bytes for each in
-/// addition to its file.
+/// The number of new images whose bytes are counted.
 const COUNTED_IMAGES: usize = 30;
+/// The maximum number of bytes that are sent for such an image in addition to its file.
 const EXTRA_BYTES_LIMIT: f64 = 2_000.0;
-/// The numbers of new images in each form that are compared, and that are sent before.
+/// The number of new images in each form whose latency is compared.
 const COMPARED_IMAGES: usize = 60;
-const UNCOUNTED_IMAGES: usize = 10;
+/// The number of new images in each form that are sent before these.
+const WARM_UP_IMAGES: usize = 10;
 /// A frontend's counter of images sent as tensors.
 const SENT_TENSORS: &str = "chiasm_media_sent_items_total{form=\"tensors\"}";
 /// The pause after an answered request in which frontend and agent send the rest of their messages.
@@ -298,12 +299,12 @@ impl Link {
             sides.push(side);
         }
         let mut times = [Vec::new(), Vec::new()];
-        for number in 0..UNCOUNTED_IMAGES + COMPARED_IMAGES {
+        for number in 0..WARM_UP_IMAGES + COMPARED_IMAGES {
             for form in [number % 2, 1 - number % 2] {
                 let body = workload.borrow_mut().next(NEW_IMAGE, "");
                 let start = Instant::now();
                 connections[form].chat(body).await?;
-                if number >= UNCOUNTED_IMAGES {
+                if number >= WARM_UP_IMAGES {
                     times[form].push(start.elapsed());
                 }
             }
@@ -312,7 +313,7 @@ impl Link {
             let metrics = get(side.address, "/metrics").await?.text;
             let sent = metrics.lines().find_map(|line| line.strip_prefix(SENT_TENSORS));
             let sent: f64 = sent.ok_or("a frontend does not count tensors")?.trim().parse()?;
-            let images = UNCOUNTED_IMAGES + COMPARED_IMAGES;
+            let images = WARM_UP_IMAGES + COMPARED_IMAGES;
             let expected = if form == TENSORS { images } else { 0 };
             if sent != expected as f64 {
                 let name = &side.name;

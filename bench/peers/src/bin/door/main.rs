@@ -2,15 +2,17 @@
 //! `door`, `stream`, `machines`, `roles`, `upstream` and `serve`. Its commands and flags are in
 //! `bench/peers/README.md`; it prints [`Row`]s.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `workload` | the cases, and the requests of each |
 //! | `words`, `picture` | texts and JPEG files that are all different |
 //! | `origin` | the server from which images are fetched |
 //! | `client`, `pieces`, `load` | connections, request bodies, concurrent clients |
+//! | `beside` | texts beside a burst of images |
 //! | `program` | other programs: start, CPU time, end |
 //! | `side`, `splits` | sides, and a check that requests are split between engines |
-//! | `ours`, `vllm_rs`, `dynamo` | the frontends |
+//! | `ours`, `vllm_rs`, `vllm_serve`, `dynamo` | the frontends |
+//! | `footprint` | the start of frontends, and their memory |
 //! | `relay` | a frontend that only relays |
 //! | `measure` | rounds and their results |
 //! | `machines` | an agent between frontend and engine |
@@ -20,8 +22,10 @@
 
 #![forbid(unsafe_code)]
 
+mod beside;
 mod client;
 mod dynamo;
+mod footprint;
 mod load;
 mod machines;
 mod measure;
@@ -37,6 +41,7 @@ mod routers;
 mod side;
 mod splits;
 mod vllm_rs;
+mod vllm_serve;
 mod words;
 mod workload;
 
@@ -49,10 +54,14 @@ use peers::flags::Flags;
 use peers::row::{OURS, Row};
 use peers::{USAGE, exit_code};
 
+use crate::beside::TextTimes;
 use crate::dynamo::Stage;
+use crate::footprint::Footprint;
 use crate::measure::CaseResults;
 use crate::ours::BASELINE;
+use crate::picture::Format;
 use crate::side::{Inputs, Side, Versioned};
+use crate::vllm_serve::VllmServe;
 use crate::workload::{Case, Pace, Rate, Workload};
 
 fn main() -> ExitCode {
@@ -69,7 +78,7 @@ fn main() -> ExitCode {
     }))
 }
 
-/// Returns when this process should end.
+/// Waits for SIGTERM or Ctrl-C, and then returns an error.
 async fn wait_for_signal() -> Result<(), Box<dyn Error>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
@@ -104,7 +113,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
         return real_engines::run(&flags, scratch_dir, rounds).await;
     }
     let model = flags.path("--model")?;
-    let mut workload = Workload::new(&flags.path("--pictures")?, &model)?;
+    let mut workload = Workload::new(&flags.path("--pictures")?, &flags.path("--burst")?, &model)?;
     let chiasm = flags.path("--chiasm")?;
     let inputs = Inputs { chiasm, model, scratch: scratch_dir, call: workload.call() };
     let workload = RefCell::new(workload);
@@ -123,6 +132,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
                 baseline: flags.find("--baseline").map(PathBuf::from),
                 peers,
                 libraries: flags.find("--libraries"),
+                vllm_serve: vllm_serve(&flags)?,
             };
             frontends.run(&inputs, command == "streams", rounds, &workload).await
         }
@@ -135,9 +145,22 @@ async fn run() -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// Returns the program `vllm`, if it is given.
+fn vllm_serve(flags: &Flags) -> Result<Option<VllmServe>, Box<dyn Error>> {
+    let Some(program) = flags.find("--vllm-serve") else { return Ok(None) };
+    let variables = flags.get("--engine-variables")?.split(',');
+    let variables = variables.filter_map(|variable| variable.split_once('='));
+    Ok(Some(VllmServe {
+        program: program.into(),
+        version: flags.get("--vllm")?.to_owned(),
+        variables: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
+    }))
+}
+
 /// The frontends of `door run` and `door streams`.
 struct Frontends<'a> {
-    /// The number of engines of `chiasm` and its baseline, when these do not wait.
+    /// The number of engines of `chiasm` and of its baseline, in cases in which engines do not
+    /// wait.
     engines: usize,
     /// The binary of another commit.
     baseline: Option<PathBuf>,
@@ -145,6 +168,8 @@ struct Frontends<'a> {
     peers: Option<(Versioned, Versioned)>,
     /// The folder of libturbojpeg, for `vllm-rs`.
     libraries: Option<&'a str>,
+    /// vLLM's own frontend, for bursts.
+    vllm_serve: Option<VllmServe>,
 }
 
 impl Frontends<'_> {
@@ -170,15 +195,68 @@ impl Frontends<'_> {
             }
             let cases: Vec<_> =
                 Case::with_pace(pace).into_iter().map(|case| (case, case.spec().clients)).collect();
+            let mut texts = vec![Format::ALL.map(|_| TextTimes::default()); sides.len()];
             let results =
-                measure::measure(&mut sides, 0, &cases, rounds, workload, async |_, _| Ok(()));
+                measure::measure(&mut sides, 0, &cases, rounds, workload, async |sides, _| {
+                    for (side, texts) in sides.iter().zip(&mut texts) {
+                        if pace != Pace::Unbounded || !takes_bursts(side) {
+                            continue;
+                        }
+                        for (format, texts) in Format::ALL.into_iter().zip(texts) {
+                            texts.measure(side, workload, format).await?;
+                        }
+                    }
+                    Ok(())
+                });
             let (results, lengths) = results.await?;
             lengths.iter().try_for_each(Row::print)?;
             for results in &results {
                 print_rows(results, &sides)?;
+                results.burst_limit(0).iter().try_for_each(Row::print)?;
+            }
+            if pace == Pace::Unbounded {
+                print_texts(&sides, &texts)?;
             }
         }
+        if has_streams {
+            self.measure_footprints(inputs, rounds.min(footprint::MAX_ROUNDS), workload).await?;
+        }
         Ok(())
+    }
+
+    /// Measures start and memory of each frontend alone.
+    async fn measure_footprints(
+        &self,
+        inputs: &Inputs,
+        rounds: usize,
+        workload: &RefCell<Workload>,
+    ) -> Result<(), Box<dyn Error>> {
+        let pace = Pace::Calls(Rate::TwentyFive);
+        type Start<'a> = Box<dyn Fn(&Workload) -> Result<Side, Box<dyn Error>> + 'a>;
+        let mut starts: Vec<Start<'_>> = vec![Box::new(|workload| {
+            ours::start(inputs, None, self.engines, pace, workload.origin())
+        })];
+        if let Some((vllm_rs, dynamo)) = &self.peers {
+            starts.push(Box::new(|workload| {
+                vllm_rs::start(inputs, vllm_rs, self.libraries, pace, workload.origin())
+            }));
+            starts.push(Box::new(|workload| {
+                dynamo::start(inputs, dynamo, pace, workload.origin(), None, &[Stage::All])
+            }));
+        }
+        let mut footprints: Vec<(String, Footprint)> = Vec::new();
+        for _ in 0..rounds {
+            for (number, start) in starts.iter().enumerate() {
+                let side = start(&workload.borrow())?;
+                if footprints.len() == number {
+                    footprints.push((side.name.clone(), Footprint::default()));
+                }
+                footprints[number].1.measure(side, workload).await?;
+            }
+        }
+        let [(_, ours), peers @ ..] = &*footprints else { return Ok(()) };
+        let peers = peers.iter().map(|(name, footprint)| (&**name, footprint));
+        ours.rows(peers).iter().try_for_each(Row::print)
     }
 
     fn start(
@@ -197,13 +275,32 @@ impl Frontends<'_> {
         }
         if let Some((vllm_rs, dynamo)) = &self.peers {
             sides.push(vllm_rs::start(inputs, vllm_rs, self.libraries, pace, origin)?);
-            // The mocker has no such pace.
+            // The mocker can't make steps at this pace.
             if pace != Pace::Steps {
                 sides.push(dynamo::start(inputs, dynamo, pace, origin, None, &[Stage::All])?);
             }
         }
+        if let Some(vllm) = self.vllm_serve.as_ref().filter(|_| pace == Pace::Unbounded) {
+            sides.push(vllm_serve::start(inputs, vllm, pace, origin)?);
+        }
         Ok(sides)
     }
+}
+
+/// Prints the rows of texts beside bursts. `texts` has the times of each side by format.
+fn print_texts(sides: &[Side], texts: &[[TextTimes; 2]]) -> Result<(), Box<dyn Error>> {
+    for (number, format) in Format::ALL.into_iter().enumerate() {
+        let peers = sides.iter().zip(texts).skip(1);
+        let peers = peers.filter(|(side, _)| takes_bursts(side));
+        let peers = peers.map(|(side, texts)| (&*side.name, &texts[number]));
+        texts[0][number].rows(format, peers).iter().try_for_each(Row::print)?;
+    }
+    Ok(())
+}
+
+/// Returns `true` for a side that processes images, as bursts need.
+fn takes_bursts(side: &Side) -> bool {
+    side.supports(Case::Burst(Format::Png))
 }
 
 /// Prints the rows of a case with all sides. Our side is the first one.

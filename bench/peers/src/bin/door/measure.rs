@@ -26,6 +26,12 @@ const WARM_UP_CLIENTS: usize = 16;
 /// shared memory, get fewer images.
 const WARM_UP_IMAGES: usize = 600;
 const MAX_WARM_UPS: u32 = 15;
+/// The metrics of bursts that have a limit.
+const TTFT_MEAN: &str = "TTFT mean";
+const BURST_DONE: &str = "burst done after";
+/// The name of the limit of bursts: requests that are done one after the other, evenly spaced, in
+/// the same total time.
+const EVENLY_SPACED: &str = "evenly spaced";
 
 /// The cases to measure, each with its numbers of concurrent clients.
 pub(crate) type Cases<'a> = [(Case, &'a [usize])];
@@ -79,6 +85,23 @@ impl CaseResults {
             ..metric.row(name, peer_name, ours, peer)
         });
         rows.filter(|row| !row.ours.is_nan()).collect()
+    }
+
+    /// Returns the row of the mean time to first token in a burst, beside the limit: the mean if
+    /// the requests were done one after the other within the same total time.
+    pub(crate) fn burst_limit(&self, side: usize) -> Option<Row> {
+        if !self.case.is_burst() {
+            return None;
+        }
+        let metrics = metrics(self.case, &self.outcomes[side]);
+        let number = |name| {
+            let metric = metrics.iter().find(|(metric, _)| metric.name == name);
+            metric.map_or(f64::NAN, |(_, number)| *number)
+        };
+        let clients = self.clients as f64;
+        let limit = number(BURST_DONE) * (clients + 1.0) / (2.0 * clients);
+        let row = less(TTFT_MEAN, "ms").row(&self.name(), EVENLY_SPACED, number(TTFT_MEAN), limit);
+        Some(Row { ratio: row.ours / row.peer, ..row })
     }
 
     /// Returns the rows of cost and latency. Only the CPU time has a ratio, `cpu_ratio`, which was
@@ -169,8 +192,8 @@ async fn compare_lengths(
 /// Measures all sides in turns, round by round, and calls `after_round` after each round. Returns
 /// the results of all cases, and the rows of prompt lengths.
 ///
-/// Before, the length of text prompts is calibrated with the side `calibrating`, the sides' counts
-/// of tokens are compared, and caches are filled.
+/// First calibrates the length of text prompts with the side `calibrating`, compares the sides'
+/// counts of tokens, and fills caches.
 pub(crate) async fn measure(
     sides: &mut [Side],
     calibrating: usize,
@@ -191,9 +214,9 @@ pub(crate) async fn measure(
         }));
     }
     let expected = warm_up(sides, cases, workload).await?;
-    // Small differences count against a baseline. There and back again, a steady change of the
-    // machine's speed affects all sides alike.
-    let there_and_back = sides.iter().any(|side| side.name == BASELINE);
+    // Against a baseline small differences count. With the sides in order and then in reverse, a
+    // steady change of the machine's speed affects all of them alike.
+    let is_mirrored = sides.iter().any(|side| side.name == BASELINE);
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
         for (number, results) in &mut results {
@@ -201,7 +224,7 @@ pub(crate) async fn measure(
             // Each round begins with another side.
             let mut turns: Vec<usize> =
                 (0..sides.len()).map(|turn| (turn + round) % sides.len()).collect();
-            if there_and_back {
+            if is_mirrored {
                 turns.extend(turns.clone().iter().rev());
             }
             turns.retain(|&side| sides[side].supports(*case));
@@ -265,7 +288,8 @@ pub(crate) fn cpu(case: Case, outcome: &Outcome) -> f64 {
 
 /// Returns the metrics of a side: medians of all outcomes, and quantiles of all times together.
 fn metrics(case: Case, outcomes: &[Outcome]) -> Vec<(Metric, f64)> {
-    let of = |number: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(number).collect());
+    let median_of =
+        |number: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(number).collect());
     let sorted = |mut times: Vec<f64>| {
         times.sort_by(f64::total_cmp);
         times
@@ -274,9 +298,12 @@ fn metrics(case: Case, outcomes: &[Outcome]) -> Vec<(Metric, f64)> {
     let latencies = sorted(latencies.map(|time| time.as_secs_f64() * 1e3).collect());
     let delays = outcomes.iter().flat_map(|it| &it.delays);
     let delays = sorted(delays.map(|&time| time as f64 / 1e3).collect());
-    let per_cpu = of(&|it| work(case, it) / it.cpu.as_secs_f64());
-    let cpu = of(&|it| cpu(case, it));
-    let rate = of(&|it| work(case, it) / it.wall.as_secs_f64());
+    if case.is_burst() {
+        return burst_metrics(outcomes, &latencies);
+    }
+    let per_cpu = median_of(&|it| work(case, it) / it.cpu.as_secs_f64());
+    let cpu = median_of(&|it| cpu(case, it));
+    let rate = median_of(&|it| work(case, it) / it.wall.as_secs_f64());
     let mut metrics = if case.is_streamed() {
         vec![
             (more("output tokens per CPU second", "tokens/s"), per_cpu),
@@ -284,7 +311,7 @@ fn metrics(case: Case, outcomes: &[Outcome]) -> Vec<(Metric, f64)> {
             (neutral("output tokens per second", "tokens/s"), rate),
             (
                 neutral("events per output token", "events"),
-                of(&|it| it.events as f64 / work(case, it)),
+                median_of(&|it| it.events as f64 / work(case, it)),
             ),
         ]
     } else {
@@ -301,12 +328,38 @@ fn metrics(case: Case, outcomes: &[Outcome]) -> Vec<(Metric, f64)> {
         (less("latency p99", "ms"), quantile(&latencies, 0.99)),
         (
             neutral("origin requests per request", "requests"),
-            of(&|it| it.origin_requests as f64 / it.latencies.len() as f64),
+            median_of(&|it| it.origin_requests as f64 / it.latencies.len() as f64),
         ),
         // Shows the bottleneck: on a saturated machine it is the busier of frontend and engines.
-        (neutral("engines", "cores"), of(&|it| it.engines_cpu.div_duration_f64(it.wall))),
+        (neutral("engines", "cores"), median_of(&|it| it.engines_cpu.div_duration_f64(it.wall))),
         // The load generator has one thread.
-        (neutral("load generator", "cores"), of(&|it| it.clients_cpu.div_duration_f64(it.wall))),
+        (
+            neutral("load generator", "cores"),
+            median_of(&|it| it.clients_cpu.div_duration_f64(it.wall)),
+        ),
     ]);
     metrics
+}
+
+/// Returns the metrics of bursts. `latencies` are those of all requests in milliseconds.
+fn burst_metrics(outcomes: &[Outcome], latencies: &[f64]) -> Vec<(Metric, f64)> {
+    let mean = |times: &[f64]| times.iter().sum::<f64>() / times.len() as f64;
+    let median_of =
+        |number: &dyn Fn(&Outcome) -> f64| median(outcomes.iter().map(number).collect());
+    let mut ttfts: Vec<f64> = outcomes.iter().flat_map(|it| &it.ttfts_ms).copied().collect();
+    ttfts.sort_by(f64::total_cmp);
+    let last = latencies.last().copied().unwrap_or(f64::NAN);
+    vec![
+        (less(TTFT_MEAN, "ms"), median_of(&|it| mean(&it.ttfts_ms))),
+        (less("TTFT p50", "ms"), quantile(&ttfts, 0.5)),
+        (less("TTFT p90", "ms"), quantile(&ttfts, 0.9)),
+        (less(BURST_DONE, "ms"), median_of(&|it| it.wall.as_secs_f64() * 1e3)),
+        (less("slowest answer", "ms"), last),
+        (less("CPU per request", "ms"), median_of(&|it| cpu_of_requests(it) * 1e3)),
+    ]
+}
+
+/// Returns the CPU seconds of a frontend per request.
+fn cpu_of_requests(outcome: &Outcome) -> f64 {
+    outcome.cpu.as_secs_f64() / outcome.latencies.len() as f64
 }

@@ -19,7 +19,7 @@ pub(crate) const BASELINE: &str = "chiasm (baseline)";
 pub(crate) const STATE_DIR: &str = "CHIASM_STATE_DIR";
 
 /// Starts our side, or the one with the binary `baseline`. Both have engines of our binary, so only
-/// frontends differ. With small requests a frontend has `engines`.
+/// frontends differ. With [`Pace::Unbounded`] each frontend has `engines` engines, otherwise one.
 pub(crate) fn start(
     inputs: &Inputs,
     baseline: Option<&Path>,
@@ -50,7 +50,7 @@ pub(crate) fn start(
     Ok(Side {
         engines,
         reports_engines: true,
-        // A baseline may be older than tools.
+        // A baseline may be older than the support for tools.
         streams_text_only: baseline.is_some(),
         step_log: pace.has_long_answers().then_some(step_log),
         ..Side::new(name, address, origin.url(), frontend)

@@ -18,6 +18,12 @@ impl<const N: usize> From<[Bytes; N]> for Pieces {
     }
 }
 
+impl FromIterator<Bytes> for Pieces {
+    fn from_iter<I: IntoIterator<Item = Bytes>>(pieces: I) -> Self {
+        Self(pieces.into_iter().collect())
+    }
+}
+
 impl Body for Pieces {
     type Data = Bytes;
     type Error = Infallible;

@@ -44,6 +44,7 @@ pub(crate) struct Program {
     pub(crate) child: Child,
     watchdog: Child,
     log: PathBuf,
+    pub(crate) started: Instant,
 }
 
 impl Program {
@@ -71,6 +72,7 @@ impl Program {
     }
 
     fn spawn(name: &str, command: &mut Command, log: PathBuf) -> Result<Self, Box<dyn Error>> {
+        let started = Instant::now();
         let child = command.process_group(0).spawn();
         let program = command.get_program().display();
         let mut child = child.map_err(|error| format!("could not start {program}: {error}"))?;
@@ -81,7 +83,7 @@ impl Program {
             // The program has started no other process yet.
             let _ = child.kill();
         })?;
-        Ok(Self { name: name.to_owned(), child, watchdog, log })
+        Ok(Self { name: name.to_owned(), child, watchdog, log, started })
     }
 
     /// Returns an error with the status and the end of the log if the program has ended.
@@ -114,13 +116,21 @@ impl Program {
         format!("{} {what}; the end of its log:\n{tail}", self.name).into()
     }
 
-    /// Returns the CPU time of all threads of the process, without others of the group.
+    /// Returns the CPU time of all threads of the process, without other processes of the group.
     pub(crate) fn cpu(&self) -> Result<CpuTime, Box<dyn Error>> {
         CpuTime::read([self.id()])
     }
 
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Returns the resident memory of the process in bytes, with memory that it shares.
+    pub(crate) fn resident_bytes(&self) -> Result<u64, Box<dyn Error>> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.id()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB")).ok_or("no VmRSS")?;
+        Ok(kib.parse::<u64>()? * 1024)
     }
 
     /// Returns the running processes that the program has started.
@@ -221,8 +231,7 @@ struct Process {
     parent: u32,
     /// The CPU time in seconds.
     cpu: f64,
-    /// The start in ticks since the system's start, which tells apart processes that had the same
-    /// id.
+    /// The start in ticks since the system's start, which distinguishes processes that reuse an id.
     start: u64,
 }
 

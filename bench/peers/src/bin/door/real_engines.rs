@@ -1,12 +1,14 @@
 //! Frontends with real engines, and engines without a frontend, which get recorded requests.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `side` | the frontends |
 //! | `replay` | the engines without a frontend |
+//! | `transfer` | the transfer of images to engines: shared memory on and off |
 
 mod replay;
 mod side;
+mod transfer;
 
 use std::cell::Cell;
 use std::error::Error;
@@ -22,10 +24,10 @@ use peers::row::{Metric, OURS, Row, less, more, neutral};
 
 use crate::client::{Response, Usage};
 use crate::load::{self, Answered, SETTLE};
-use crate::picture::{self, Picture};
+use crate::picture::{self, Format, Picture};
 use crate::pieces::Pieces;
 use crate::program::GroupCpu;
-use crate::workload::{DATA_URI, image_request, streaming};
+use crate::workload::{image_request, streaming};
 
 use replay::{Replay, Replayed};
 use side::{Inputs, Side};
@@ -79,11 +81,12 @@ pub(crate) async fn run(
         }
         all.print(case)?;
     }
-    Ok(())
+    transfer::run(flags, &scratch, rounds).await
 }
 
 /// A generator of requests that are all different. Some pictures are more frequent than others.
 struct Workload {
+    files: Vec<Picture>,
     /// The files in base64, in two pieces each.
     pictures: Vec<[Bytes; 2]>,
     law: Zipf,
@@ -95,13 +98,21 @@ impl Workload {
     /// Creates a workload from the JPEG files in a folder. If there are fewer files than pictures,
     /// some pictures have the same pixels. Their files differ, so engines compute each.
     fn new(folder: &Path) -> Result<Self, Box<dyn Error>> {
-        let files = picture::read(folder)?;
+        let files = picture::read(folder, Format::Jpeg)?;
         let files: Vec<Picture> =
             files.iter().map(|file| Picture::new(file)).collect::<Result<_, _>>()?;
-        let pictures = files.iter().cycle().zip(0..PICTURES as u64);
-        let pictures = pictures.map(|(file, number)| file.numbered(number)).collect();
         let rng = Rng::with_seed(SEED);
-        Ok(Self { pictures, law: Zipf::new(PICTURES), rng, requests: 0 })
+        let mut workload =
+            Self { files, pictures: Vec::new(), law: Zipf::new(PICTURES), rng, requests: 0 };
+        workload.renew_pictures();
+        Ok(workload)
+    }
+
+    /// Replaces all pictures by new files.
+    fn renew_pictures(&mut self) {
+        let numbers = self.requests..self.requests + PICTURES as u64;
+        let pictures = self.files.iter().cycle().zip(numbers);
+        self.pictures = pictures.map(|(file, number)| file.numbered(number)).collect();
     }
 
     /// Returns a request for each picture.
@@ -111,9 +122,14 @@ impl Workload {
 
     /// Returns the requests of a round.
     fn requests(&mut self) -> Vec<Pieces> {
+        self.draw().into_iter().map(|(_, request)| request).collect()
+    }
+
+    /// Returns the requests of a round, each with its picture.
+    fn draw(&mut self) -> Vec<(usize, Pieces)> {
         let request = |_| {
             let picture = self.law.draw(&mut self.rng);
-            self.request(picture)
+            (picture, self.request(picture))
         };
         (0..REQUESTS).map(request).collect()
     }
@@ -121,7 +137,8 @@ impl Workload {
     fn request(&mut self, picture: usize) -> Pieces {
         self.requests += 1;
         let options = format!(r#"{},"temperature":0"#, streaming(ANSWER_TOKENS));
-        image_request(&options, DATA_URI, self.pictures[picture].clone(), self.requests)
+        let data_uri = Format::Jpeg.data_uri();
+        image_request(&options, data_uri, [self.pictures[picture].clone()], self.requests)
     }
 }
 
@@ -145,7 +162,10 @@ impl Turn {
 /// An answer of a frontend.
 struct Reply {
     number: usize,
-    ttft_ms: Option<f64>,
+    /// The number of the client, and with that of its address.
+    client: usize,
+    /// The milliseconds from sending the request to each text.
+    times_ms: Vec<f64>,
     usage: Usage,
     /// The number of the worker, from `chiasm` only.
     worker: Option<usize>,
@@ -153,23 +173,23 @@ struct Reply {
 
 /// Sends the requests in their order with concurrent clients. Returns the replies in that order.
 async fn send(
-    address: SocketAddr,
+    addresses: &[SocketAddr],
     requests: &[Pieces],
     clients: usize,
 ) -> Result<Answered<Reply>, Box<dyn Error>> {
     let next = &Cell::new(0);
-    let clients = (0..clients).map(|_| {
+    let clients = (0..clients).map(|client| {
         std::iter::from_fn(move || {
             let number = next.replace(next.get() + 1);
-            Some((number, requests.get(number)?.clone()))
+            Some(((number, client), requests.get(number)?.clone()))
         })
     });
-    let keep = |number, _, usage: Usage, response: Response| {
+    let keep = |(number, client), _, usage: Usage, response: Response| {
         let worker = response.headers.get(WORKER).and_then(|worker| worker.to_str().ok());
         let worker = worker.and_then(|worker| worker.strip_prefix("worker_")?.parse().ok());
-        Ok(Reply { number, ttft_ms: response.ttft_ms(), usage, worker })
+        Ok(Reply { number, client, times_ms: response.text_times_ms().collect(), usage, worker })
     };
-    let mut answered = load::send(address, clients, TIMEOUT, keep).await?;
+    let mut answered = load::send(addresses, clients, TIMEOUT, keep).await?;
     answered.results.sort_by_key(|reply| reply.number);
     Ok(answered)
 }
@@ -190,11 +210,12 @@ impl Sides {
             let number = (turn + round) % count;
             let before = self.cpu()?;
             let side = &self.sides[number];
-            let answered = send(side.address, requests, CLIENTS).await;
+            let answered = send(&[side.address], requests, CLIENTS).await;
             let Answered { results: replies, wall, .. } =
                 answered.map_err(|error| side.program.failed(&format!("failed: {error}")))?;
             let lengths: Vec<u64> = replies.iter().map(|it| it.usage.prompt_tokens).collect();
-            let ttft: Option<Vec<f64>> = replies.iter().map(|it| it.ttft_ms).collect();
+            let ttft: Option<Vec<f64>> =
+                replies.iter().map(|it| it.times_ms.first().copied()).collect();
             let replayed = Replayed {
                 ttft: ttft.ok_or("an answer has no text")?,
                 wall: wall.as_secs_f64(),
@@ -229,7 +250,8 @@ impl Sides {
         let answers = replayed.ttft.len();
         let tokens = replayed.tokens;
         if answers != requests || tokens != ANSWER_TOKENS * requests as u64 {
-            return Err(format!("{answers} answers of {requests}, with {tokens} tokens").into());
+            let error = format!("{answers} answers to {requests} requests, with {tokens} tokens");
+            return Err(error.into());
         }
         let cpu: Vec<GroupCpu> = self
             .cpu()?
@@ -365,14 +387,16 @@ mod tests {
             let body = request.collect().await.unwrap().to_bytes();
             let json: Value = serde_json::from_slice(&body).unwrap();
             let url = json["messages"][0]["content"][0]["image_url"]["url"].as_str().unwrap();
-            pictures.push(STANDARD.decode(url.strip_prefix(DATA_URI).unwrap()).unwrap());
+            pictures
+                .push(STANDARD.decode(url.strip_prefix(Format::Jpeg.data_uri()).unwrap()).unwrap());
             assert!(bodies.insert(body));
         }
         let (each, drawn) = pictures.split_at(PICTURES);
         let counts: Vec<usize> =
             each.iter().map(|it| drawn.iter().filter(|drawn| *drawn == it).count()).collect();
         assert_eq!(counts.iter().sum::<usize>(), 10 * REQUESTS);
-        // 1 / 3.103 and 1 / 12 of that of 960.
+        // Of 960 draws, 960 / 3.103 are expected for the first picture and a twelfth of that for
+        // the last.
         assert!((260..360).contains(&counts[0]) && (10..45).contains(&counts[11]), "{counts:?}");
     }
 }

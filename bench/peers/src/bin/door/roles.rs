@@ -1,7 +1,7 @@
 //! The cost of a request whose prompt one engine computes and whose answer another one computes,
 //! compared with a request that one engine computes: in our frontend, and in Dynamo's with mockers.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `fleet` | our frontend and its engines |
 //! | `hop` | the time from one engine to the other |

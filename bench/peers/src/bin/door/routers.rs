@@ -1,7 +1,7 @@
 //! The cost of a router in front of servers that are already running, and the part of its prompts
 //! that the servers find in their caches.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `server` | the upstream of all routers |
 //! | `prompt`, `cache` | the tokens of a request, and the upstream's prefix cache |
@@ -47,8 +47,7 @@ const CASES: [(Case, &[usize]); 4] = [
     (Case::RepeatedInline, &[1, 16]),
     (Case::Distinct, &[1, 16]),
 ];
-/// The kinds of upstream that our sides use, which are the first sides, as the ends of the names of
-/// cases.
+/// The kinds of upstream of our two sides, which are the first sides. Names of cases end with them.
 const WAYS: [&str; 2] = ["http", "vllm+http"];
 
 /// A case in which the caches of upstreams are measured.
@@ -95,23 +94,23 @@ pub(crate) async fn run(
     measure_costs(inputs, &programs, dynamo, rounds, workload).await?;
     let all = Conversations::new(workload);
     for shared in &SHARED {
-        let mut found = Vec::new();
+        let mut results = Vec::new();
         for router in SHARED_ROUTERS {
             let name = router.name(&programs);
             eprintln!("{}: {name}", shared.case);
             let metrics =
                 shared.measure(inputs, &programs, router, &all, conversations, workload).await?;
-            found.push((name, metrics));
+            results.push((name, metrics));
         }
         let limit = shared.measure_limit(inputs, &all, conversations).await?;
-        found.push(("one upstream with the memory of all".to_owned(), limit));
-        shared.print(&found)?;
+        results.push(("one upstream with the memory of all".to_owned(), limit));
+        shared.print(&results)?;
     }
     Ok(())
 }
 
 /// The metrics of a router in a case with shared pictures.
-struct Found {
+struct RouterMetrics {
     /// The part of all prompt tokens that upstreams had in their caches, in percent.
     cached: f64,
     /// The part of all requests at the busiest upstream, in percent.
@@ -129,7 +128,7 @@ impl Shared {
         all: &Conversations<'_>,
         conversations: usize,
         workload: &RefCell<Workload>,
-    ) -> Result<Found, Box<dyn Error>> {
+    ) -> Result<RouterMetrics, Box<dyn Error>> {
         let name = format!("{}, {}", router.name(programs), self.case);
         let blocks = conversations::blocks() / self.upstreams;
         let capacity = Capacity { blocks, prefill_rate: Some(PREFILL_RATE) };
@@ -143,9 +142,9 @@ impl Shared {
             times.map_err(|error| side.frontend.failed(&format!("failed in {name}: {error}")))?;
         times.sort_by(f64::total_cmp);
         let after = stats(&addresses).await?;
-        // The router still trusts what upstreams report of their caches.
+        // Checks that the router still trusts the caches that upstreams report.
         router.wait(&mut side, workload).await?;
-        Found::new(&name, &before, &after, times)
+        RouterMetrics::new(&name, &before, &after, times)
     }
 
     /// Measures one upstream with the memory of all and without a router: the limit, because no
@@ -155,19 +154,19 @@ impl Shared {
         inputs: &Inputs,
         all: &Conversations<'_>,
         conversations: usize,
-    ) -> Result<Found, Box<dyn Error>> {
+    ) -> Result<RouterMetrics, Box<dyn Error>> {
         let name = format!("one upstream, {}", self.case);
         let capacity = Capacity { blocks: conversations::blocks(), prefill_rate: None };
         let upstream = Upstreams::start(inputs, &name, 1, capacity)?;
         let counts = self.counts(conversations);
         let times = all.hold(upstream.addresses[0], counts, self.clients()).await?;
         let after = stats(&upstream.addresses).await?;
-        let found = Found::new(&name, &[Stats::default()], &after, times)?;
+        let metrics = RouterMetrics::new(&name, &[Stats::default()], &after, times)?;
         // Only the cache is comparable.
-        Ok(Found { busiest: f64::NAN, times: Vec::new(), ..found })
+        Ok(RouterMetrics { busiest: f64::NAN, times: Vec::new(), ..metrics })
     }
 
-    /// Returns the number of conversations and of questions in each. The number of all questions
+    /// Returns the number of conversations and of questions in each. The total number of questions
     /// is the same in all cases.
     fn counts(&self, conversations: usize) -> (usize, usize) {
         (conversations * TURNS / self.turns, self.turns)
@@ -178,8 +177,8 @@ impl Shared {
     }
 
     /// Prints the rows of our sides in comparison with each other side.
-    fn print(&self, found: &[(String, Found)]) -> Result<(), Box<dyn Error>> {
-        let (ours, peers) = found.split_at(WAYS.len());
+    fn print(&self, results: &[(String, RouterMetrics)]) -> Result<(), Box<dyn Error>> {
+        let (ours, peers) = results.split_at(WAYS.len());
         for (way, (_, ours)) in WAYS.into_iter().zip(ours) {
             for (peer_name, peer) in peers {
                 let case = format!("{}, {way}", self.case);
@@ -209,7 +208,7 @@ impl Shared {
     }
 }
 
-impl Found {
+impl RouterMetrics {
     /// Computes the metrics from the counts of upstreams.
     fn new(
         name: &str,
@@ -261,7 +260,7 @@ async fn measure_costs(
             None => side.wait(workload).await?,
         }
     }
-    // Only the side that makes tokens counts those of the model.
+    // Calibrates with side 1: only a side that tokenizes counts the model's tokens.
     let results = measure::measure(&mut sides, 1, &CASES, rounds, workload, async |_, _| Ok(()));
     let (results, lengths) = results.await?;
     for results in &results {

@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use crate::client::{Connection, get, ready_engines};
 use crate::program::{CpuTime, Program};
 use crate::splits::Splits;
-use crate::workload::{Case, MAX_STREAMS, MODEL, Output, Pace, Workload};
+use crate::workload::{Case, ENGINE_STREAMS, MODEL, Output, Pace, Workload};
 
 /// The timeout of a side's first answer. Python imports many modules.
 const START_TIMEOUT: Duration = Duration::from_secs(120);
-const POLL: Duration = Duration::from_millis(100);
+/// The time between two attempts, which is the resolution of the time until the first answer.
+const POLL: Duration = Duration::from_millis(10);
 /// The size of an engine's receiver cache. It holds the repeated image. With 40 distinct images it
 /// is full, as in an engine that has run for a while.
 pub(crate) const RECEIVER_CACHE_GB: &str = "0.25";
@@ -62,6 +63,8 @@ pub(crate) struct Side {
     pub(crate) reports_engines: bool,
     /// `true` if the side streams nothing but text.
     pub(crate) streams_text_only: bool,
+    /// `true` if the side takes part in bursts only.
+    pub(crate) bursts_only: bool,
     /// The file of the times of an engine's outputs: [`nanoseconds`](crate::client::nanoseconds) of
     /// eight bytes each.
     pub(crate) step_log: Option<PathBuf>,
@@ -84,6 +87,7 @@ impl Side {
             splits: Splits::Never,
             reports_engines: false,
             streams_text_only: false,
+            bursts_only: false,
             step_log: None,
         }
     }
@@ -104,11 +108,16 @@ impl Side {
 
     /// Returns `true` if the side takes part in a case.
     pub(crate) fn supports(&self, case: Case) -> bool {
-        let is_text = !matches!(case, Case::Long(Output::Call | Output::Logprobs, _));
-        is_text || !self.streams_text_only
+        match case {
+            _ if self.bursts_only && !case.is_burst() => false,
+            Case::Long(Output::Call | Output::Logprobs, _) => !self.streams_text_only,
+            // Only frontends that process images count their tokens.
+            Case::Burst(_) => self.counts == Counts::All,
+            _ => true,
+        }
     }
 
-    /// Waits until a text is answered, and split if the side splits requests.
+    /// Waits until the side answers a text, split between engines if the side splits requests.
     pub(crate) async fn wait(
         &mut self,
         workload: &RefCell<Workload>,
@@ -175,7 +184,7 @@ pub(crate) fn read_log(path: &Path) -> Result<Vec<u64>, Box<dyn Error>> {
 }
 
 /// Returns the arguments of a simulated engine. With [`Pace::Unbounded`] it is so fast that only
-/// frontends are measured; else it takes the time of its steps and none for prompts.
+/// frontends are measured; otherwise its steps take time and prompts take none.
 pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace, step_log: &Path) -> Vec<String> {
     let model = inputs.model.display().to_string();
     let mut arguments = vec!["sim-engine", "--model", &model];
@@ -188,7 +197,7 @@ pub(crate) fn engine_arguments(inputs: &Inputs, pace: Pace, step_log: &Path) -> 
         }
     }
     let step_log = step_log.display().to_string();
-    let streams = MAX_STREAMS.to_string();
+    let streams = ENGINE_STREAMS.to_string();
     if pace.has_long_answers() {
         // All streams together have 20,000 blocks at most.
         arguments.extend(["--sim-max-num-seqs", &streams, "--sim-blocks", "32768"]);

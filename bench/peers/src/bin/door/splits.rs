@@ -25,14 +25,15 @@ pub(crate) enum Splits {
 }
 
 impl Splits {
-    /// Returns the number of prompts so far that were counted; 0 without a counter.
+    /// Returns the number of prompts that Dynamo's worker has counted so far; 0 without a counter.
     pub(crate) async fn count(self) -> Result<u64, Box<dyn Error>> {
         let Self::ByCounter(address) = self else { return Ok(0) };
         let metrics = get(address, "/metrics").await?.text;
         counter(&metrics).ok_or_else(|| "the worker does not count its requests".into())
     }
 
-    /// Checks all replies. `before` is the count before them and before `other` requests.
+    /// Checks that all replies were split as expected. `before` is the count before the requests
+    /// and before `other` further ones.
     pub(crate) async fn check(
         self,
         before: u64,
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_reply_has_to_be_split_or_none() {
+    async fn reply_split_against_expectation_fails() {
         let replies = |split| -> Vec<Reply> {
             (0..3).map(|number| Reply { is_split: number < split, ..Reply::default() }).collect()
         };

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use fastrand::Rng;
 
 use crate::origin::Origin;
-use crate::picture::{self, Picture};
+use crate::picture::{self, Format, Picture};
 use crate::pieces::Pieces;
 use crate::words::Words;
 
@@ -28,8 +28,11 @@ const STREAM_WORDS: usize = 16;
 const CHAT_TOKENS: u64 = 64;
 /// The number of tokens of an answer in [`Case::Long`].
 pub(crate) const LONG_TOKENS: u64 = 256;
-/// The maximum number of concurrent streams of an engine with long answers.
-pub(crate) const MAX_STREAMS: usize = 512;
+/// The most streams that a machine of two cores can handle.
+const MAX_STREAMS: usize = 512;
+/// The maximum number of concurrent streams of an engine with long answers. Memory is measured with
+/// nearly as many.
+pub(crate) const ENGINE_STREAMS: usize = 1_024;
 /// A function that the model may call. The engine calls it in any case.
 const TOOLS: &str = concat!(
     r#","tools":[{"type":"function","function":{"name":"note","description":"Keeps a text.","#,
@@ -47,6 +50,8 @@ const CONVERSATIONS: usize = 16;
 const TURNS: usize = 24;
 const QUESTION_WORDS: usize = 40;
 const ANSWER_WORDS: usize = 200;
+/// The number of pictures of a request in [`Case::Burst`].
+const BURST_PICTURES: u64 = 5;
 /// The seed of all requests, so that each run has the same. The number has no meaning.
 const SEED: u64 = 20_261_122;
 
@@ -58,6 +63,9 @@ pub(crate) enum Case {
     RepeatedUrl,
     /// A new picture in the body of each request.
     Distinct,
+    /// [`BURST_PICTURES`] new pictures in the body of each request, and a streamed answer. All
+    /// requests start at once.
+    Burst(Format),
     /// A new text in each request.
     Text,
     /// The same with a short, streamed answer.
@@ -143,6 +151,8 @@ impl Case {
                 Self::Text,
                 Self::TextAfterSystem,
                 Self::Conversation,
+                Self::Burst(Format::Jpeg),
+                Self::Burst(Format::Png),
             ],
             Pace::Steps => vec![Self::Streaming],
             Pace::Calls(rate) => [Output::Plain, Output::Call, Output::Logprobs]
@@ -169,6 +179,15 @@ impl Case {
             Self::RepeatedInline => request("repeated image, data URI"),
             Self::RepeatedUrl => request("repeated image, URL"),
             Self::Distinct => request("distinct images, data URI"),
+            Self::Burst(format) => CaseSpec {
+                clients: &[1, 4, 16],
+                time: Duration::ZERO,
+                compared: 1,
+                ..request(match format {
+                    Format::Jpeg => "burst of JPEG",
+                    Format::Png => "burst of PNG",
+                })
+            },
             Self::Text => request("1k-token text"),
             Self::TextStreamed => request("1k-token text, streamed"),
             Self::TextAfterSystem => request("1k-token text, shared system prompt"),
@@ -205,10 +224,15 @@ impl Case {
     }
 
     pub(crate) fn has_image(self) -> bool {
-        matches!(self, Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct)
+        matches!(self, Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct | Self::Burst(_))
     }
 
-    /// Returns the possible numbers of prompt tokens of a case in which one request had `counted`.
+    /// Returns `true` if each client sends one request, all at once.
+    pub(crate) fn is_burst(self) -> bool {
+        matches!(self, Self::Burst(_))
+    }
+
+    /// Returns the valid numbers of prompt tokens of this case, if one request had `counted`.
     pub(crate) fn prompt_tokens(self, counted: u64) -> RangeInclusive<u64> {
         match self {
             Self::Text | Self::TextStreamed | Self::TextAnswered | Self::TextAfterSystem => {
@@ -218,7 +242,9 @@ impl Case {
             Self::Streaming | Self::Long(..) => 1..=PROMPT_TOKENS,
             // A conversation has up to a third more tokens than words, with those of the template.
             Self::Conversation => 1..=(TURNS * (QUESTION_WORDS + ANSWER_WORDS)) as u64 * 4 / 3,
-            Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct => counted..=counted,
+            Self::RepeatedInline | Self::RepeatedUrl | Self::Distinct | Self::Burst(_) => {
+                counted..=counted
+            }
         }
     }
 }
@@ -233,6 +259,8 @@ struct Conversation {
 pub(crate) struct Workload {
     origin: Origin,
     pictures: Vec<Picture>,
+    /// The pictures of bursts, by format.
+    burst: [Vec<Picture>; 2],
     /// The file of the repeated picture, in base64.
     repeated: Bytes,
     words: Words,
@@ -245,10 +273,13 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// Creates a workload from the JPEG files in a folder and the words of a model. The first file
-    /// by name is the repeated picture.
-    pub(crate) fn new(pictures: &Path, model: &Path) -> Result<Self, Box<dyn Error>> {
-        let files = picture::read(pictures)?;
+    /// Creates a workload from the JPEG files in a folder, the files of bursts in another, and the
+    /// words of a model. The first JPEG file by name is the repeated picture.
+    pub(crate) fn new(pictures: &Path, burst: &Path, model: &Path) -> Result<Self, Box<dyn Error>> {
+        let files = picture::read(pictures, Format::Jpeg)?;
+        let parse = |files: &[Vec<u8>]| -> Result<Vec<Picture>, Box<dyn Error>> {
+            files.iter().map(|file| Picture::new(file)).collect()
+        };
         let first = &files[0];
         // The conversations start with different lengths.
         let conversation = |number| Conversation {
@@ -257,7 +288,11 @@ impl Workload {
         };
         let mut workload = Self {
             origin: Origin::start(Bytes::copy_from_slice(first))?,
-            pictures: files.iter().map(|file| Picture::new(file)).collect::<Result<_, _>>()?,
+            pictures: parse(&files)?,
+            burst: [
+                parse(&picture::read(burst, Format::Jpeg)?)?,
+                parse(&picture::read(burst, Format::Png)?)?,
+            ],
             repeated: STANDARD.encode(first).into(),
             words: Words::read(model)?,
             prompt_words: 0,
@@ -302,9 +337,12 @@ impl Workload {
     pub(crate) fn next(&mut self, case: Case, url: &str) -> Pieces {
         self.requests += 1;
         match case {
-            Case::RepeatedInline => self.image(DATA_URI, [self.repeated.clone(), Bytes::new()]),
+            Case::RepeatedInline => {
+                self.image(Format::Jpeg.data_uri(), [self.repeated.clone(), Bytes::new()])
+            }
             Case::RepeatedUrl => self.image(url, [Bytes::new(), Bytes::new()]),
-            Case::Distinct => self.image(DATA_URI, self.picture(self.requests)),
+            Case::Distinct => self.image(Format::Jpeg.data_uri(), self.picture(self.requests)),
+            Case::Burst(format) => self.burst(format),
             Case::Text => {
                 let text = self.words.text(self.prompt_words, &mut self.rng);
                 chat(&user_message(&text))
@@ -363,12 +401,19 @@ impl Workload {
 
     /// Returns a request with one image and a new question.
     fn image(&self, url: &str, picture: [Bytes; 2]) -> Pieces {
-        image_request(&format!(r#""max_tokens":{ANSWER_TOKENS}"#), url, picture, self.requests)
+        let options = format!(r#""max_tokens":{ANSWER_TOKENS}"#);
+        image_request(&options, url, [picture], self.requests)
+    }
+
+    /// Returns a request with new images and a new question.
+    fn burst(&self, format: Format) -> Pieces {
+        let pictures = &self.burst[format as usize];
+        let numbers = (0..BURST_PICTURES).map(|image| self.requests * BURST_PICTURES + image);
+        let new = |number: u64| pictures[number as usize % pictures.len()].numbered(number);
+        let options = streaming(ANSWER_TOKENS);
+        image_request(&options, format.data_uri(), numbers.map(new), self.requests)
     }
 }
-
-/// The beginning of the URL of a picture in the body.
-pub(crate) const DATA_URI: &str = "data:image/jpeg;base64,";
 
 /// Returns the fields of a request for a streamed answer of this length.
 pub(crate) fn streaming(tokens: u64) -> String {
@@ -376,19 +421,26 @@ pub(crate) fn streaming(tokens: u64) -> String {
     format!(r#""max_tokens":{tokens},"ignore_eos":true,{stream}"#)
 }
 
-/// Returns a request with one image and a question with a number. All questions have the same
-/// number of tokens, because the number always has eight digits.
+/// Returns a request with images, whose URLs begin with `url`, and a question with a number. All
+/// questions have the same number of tokens, because the number always has eight digits.
 pub(crate) fn image_request(
     options: &str,
     url: &str,
-    [first, second]: [Bytes; 2],
+    pictures: impl IntoIterator<Item = [Bytes; 2]>,
     number: u64,
 ) -> Pieces {
-    let message = r#"{"role":"user","content":[{"type":"image_url","image_url":{"url":""#;
-    let head = format!(r#"{{"model":"{MODEL}",{options},"messages":[{message}{url}"#);
+    let message = r#"{"role":"user","content":["#;
+    let head = format!(r#"{{"model":"{MODEL}",{options},"messages":[{message}"#);
+    let mut pieces = vec![Bytes::from(head)];
+    for picture in pictures {
+        let start = format!(r#"{{"type":"image_url","image_url":{{"url":"{url}"#);
+        pieces.push(start.into());
+        pieces.extend(picture);
+        pieces.push(r#""}},"#.into());
+    }
     let question = format!("Question {number:08}: what is in this picture?");
-    let tail = format!(r#""}}}},{{"type":"text","text":"{question}"}}]}}]}}"#);
-    [head.into(), first, second, tail.into()].into()
+    pieces.push(format!(r#"{{"type":"text","text":"{question}"}}]}}]}}"#).into());
+    pieces.into_iter().collect()
 }
 
 // The texts contain nothing that JSON would escape.

@@ -12,13 +12,13 @@ use std::collections::{BTreeSet, HashMap};
 pub(crate) struct Cache {
     capacity: usize,
     blocks: usize,
-    runs: HashMap<u32, Held>,
+    runs: HashMap<u32, HeldRun>,
     /// The time, depth and number of each run with blocks.
     order: BTreeSet<(u32, Reverse<u32>, u32)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct HeldRun {
     blocks: u32,
     used: u32,
     depth: u32,
@@ -64,7 +64,7 @@ impl Cache {
 
     /// Stores the next blocks of a run. There has to be room.
     pub(crate) fn store(&mut self, run: u32, depth: u32, blocks: u32, now: u32) {
-        let held = self.runs.entry(run).or_insert(Held { blocks: 0, used: now, depth });
+        let held = self.runs.entry(run).or_insert(HeldRun { blocks: 0, used: now, depth });
         held.blocks += blocks;
         self.blocks += blocks as usize;
         self.touch(run, now);

@@ -1,8 +1,7 @@
 //! `ConcurrentRadixTreeCompressed`, the default of Dynamo's router.
 //!
-//! It takes events only as from its pool of threads: through a channel, on a thread that runs
-//! `SyncIndexer::worker`. The pool's own wrapper is left out, and so is its sweep every five
-//! minutes.
+//! It takes events only through a channel, on a thread that runs `SyncIndexer::worker`, as in its
+//! own pool of threads. The pool's own wrapper is left out, and so is its sweep every five minutes.
 
 use std::hint::black_box;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};

@@ -52,7 +52,7 @@ impl Work {
         }
     }
 
-    /// Does the work in front of an index and passes the events to `apply`.
+    /// Hashes or decodes the batch as needed and passes its events to `apply`.
     pub(crate) fn for_each(self, listeners: &mut Listeners, apply: impl FnMut(RouterEvent)) {
         match self {
             Self::Tokens(events) => events.into_iter().map(hash_event).for_each(apply),

@@ -2,7 +2,7 @@
 //! measuring half of `cargo xtask bench-peers index`. Its commands and flags are in
 //! `bench/peers/README.md`; `index run` prints [`Row`]s.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `workload`, `cache` | requests, and the caches of simulated workers |
 //! | `trace` | the events and prompts of a workload, and their file |

@@ -1,7 +1,7 @@
 //! The memory of one side alone in a process: the growth of resident memory while the caches of a
 //! fleet fill.
 //!
-//! | metric | is |
+//! | metric | meaning |
 //! |---|---|
 //! | `memory` | the growth of resident memory in bytes |
 //! | `memory, own count` | the index's own count of bytes; only ours has one |

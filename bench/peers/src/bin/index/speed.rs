@@ -4,7 +4,7 @@
 //! Rates are medians over the rounds. Wall-clock times exclude the time in which threads waited for
 //! a core.
 //!
-//! | metric | is |
+//! | metric | meaning |
 //! |---|---|
 //! | `events, filling` | stored and removed blocks per second of CPU time while the caches fill, from tokens |
 //! | `events` | the same with full caches |
@@ -46,8 +46,8 @@ const JUST_HASHED: usize = 64;
 const PACE: f64 = 200_000.0;
 /// A rate of blocks per second that should cost lookups little.
 const FEW_EVENTS: f64 = 50_000.0;
-/// The number of times that a thread looks up every prompt. It takes some milliseconds, so that the
-/// thread's start hardly counts.
+/// The number of times that a thread looks up every prompt. Together they take some milliseconds,
+/// so that the thread's start hardly counts.
 const TIMES: usize = 16;
 /// The numbers of threads with lookups, up to the number of cores.
 const THREADS: [(usize, &str); 3] = [

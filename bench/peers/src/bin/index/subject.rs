@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::clock::{Thread, wall};
 use crate::trace::Trace;
 
-/// The number of threads that apply events, each those of its own workers.
+/// The number of threads that apply events. Each applies the events of its own workers.
 pub(crate) const LANES: usize = 2;
 
 /// The form of events, which decides how much of the way from the engine is measured.
@@ -54,7 +54,7 @@ pub(crate) trait Subject {
         None
     }
 
-    // An index for one thread has none of the following.
+    // An index for one thread does not support the following methods.
 
     /// Applies the loaded batches on [`LANES`] threads. Returns the time of the slowest thread.
     fn apply_on_lanes(&mut self) -> Option<Duration> {
@@ -85,6 +85,7 @@ pub(crate) trait Index: Sync {
     /// The memory that a thread reuses for lookups.
     type Buffers: Default;
 
+    /// Converts a batch into the index's own form.
     fn work(&self, trace: &Trace, batch: usize, input: Input) -> Self::Work;
     /// Applies the batches of a lane, or passes them to the lane's own thread.
     fn apply(&self, lane: usize, work: Vec<Self::Work>);
@@ -94,7 +95,9 @@ pub(crate) trait Index: Sync {
     fn threads(&self, _lane: usize) -> &[Thread] {
         &[]
     }
+    /// Converts tokens into the index's own form.
     fn text(tokens: &[u32]) -> Vec<Self::Token>;
+    /// Returns the hashes of a text's full blocks.
     fn keys(text: &[Self::Token]) -> Vec<Self::Key>;
     fn look_up(&self, keys: &[Self::Key], buffers: &mut Self::Buffers);
     fn overlaps(&self, keys: &[Self::Key]) -> Vec<(u32, u32)>;

@@ -65,7 +65,8 @@ impl Trace {
         &self.events[start as usize..self.batches[batch] as usize]
     }
 
-    /// Cuts batches into slices of about `blocks` stored and removed blocks, without the rest.
+    /// Cuts batches into slices of at least `blocks` stored and removed blocks each. Leaves out the
+    /// rest.
     pub(crate) fn slices(&self, range: Range<usize>, blocks: usize) -> Vec<Range<usize>> {
         let mut slices = Vec::new();
         let mut start = range.start;

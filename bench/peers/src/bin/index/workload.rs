@@ -43,7 +43,7 @@ pub(crate) fn make(fleet: &Fleet, steady: usize, seed: u64) -> Trace {
     let mut workload = Workload::new(fleet, seed);
     let full = fleet.workers as usize * fleet.blocks / 10 * 9;
     while workload.workers.iter().map(|worker| worker.cache.blocks()).sum::<usize>() < full {
-        // The sum takes as long as some requests.
+        // Computing the sum costs as much as some requests.
         for _ in 0..1 + fleet.workers / 8 {
             workload.request();
         }
@@ -176,7 +176,7 @@ impl Workload {
         let remaining_turns = self.rng.u32(1..=MAX_TURNS);
         let mut worker = self.rng.usize(..self.workers.len());
         if self.rng.u32(..10) < 6 {
-            // The first ones are more popular.
+            // Earlier system prompts are more popular.
             let [first, second] = [0, 1].map(|_| self.rng.usize(..SYSTEM_PROMPTS));
             let last_run = self.system_prompts[first.min(second)];
             return Conversation { last_run, remaining_turns, worker };

@@ -2,7 +2,7 @@
 //! `cargo xtask bench-peers pixels`. Its commands and flags are in `bench/peers/README.md`; it
 //! prints [`Row`]s.
 //!
-//! | file | is |
+//! | file | contents |
 //! |---|---|
 //! | `case` | models and pictures |
 //! | `side` | the sides' interface, and times |

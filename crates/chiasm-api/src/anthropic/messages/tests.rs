@@ -349,3 +349,11 @@ fn last_duplicate_field_wins_with_its_images() {
     assert_eq!(chat.media.len(), 1);
     assert_eq!(chat.media[0].source.as_ref().unwrap().text(), b"c");
 }
+
+#[test]
+fn name_of_chats_gets_the_name_here() {
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let body = json!({"max_tokens": 5, "messages": messages, "stop": "x"});
+    let error = parse_text(body.to_string().into(), &BodyLimits::default()).unwrap_err();
+    assert_eq!(error.message, "'stop' is not supported; did you mean 'stop_sequences'?");
+}

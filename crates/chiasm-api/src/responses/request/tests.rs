@@ -214,3 +214,10 @@ fn charge_covers_echoed_fields() {
     let added = long_charge - short_charge;
     assert!(added >= 100_000 - 1024, "{added}");
 }
+
+#[test]
+fn name_of_chats_gets_the_name_here() {
+    let error = parse(&json!({"max_tokens": 5})).err().unwrap();
+    let expected = "'max_tokens' is not supported; did you mean 'max_output_tokens'?";
+    assert_eq!(error.message, expected);
+}

@@ -351,11 +351,11 @@ proptest! {
 #[test]
 fn adapter_needs_lora_engine() {
     let lora = crate::wire::LoraRequest { name: "a@1".to_owned(), id: 1, path: "/a".to_owned() };
-    let with = |lora| EngineCoreRequest { lora_request: Some(Arc::new(lora)), ..text() };
+    let with_adapter = |lora| EngineCoreRequest { lora_request: Some(Arc::new(lora)), ..text() };
     let with_lora = EngineReady { supports_lora: true, max_loras: 1, ..engine() };
-    assert!(check(&with(lora.clone()), &with_lora, &options()).is_ok());
-    let error = check(&with(lora.clone()), &engine(), &options()).unwrap_err().to_string();
+    assert!(check(&with_adapter(lora.clone()), &with_lora, &options()).is_ok());
+    let error = check(&with_adapter(lora.clone()), &engine(), &options()).unwrap_err().to_string();
     assert_eq!(error, "lora_request: LoRA is not enabled in the engine");
     let invalid = crate::wire::LoraRequest { id: 0, ..lora };
-    assert!(check(&with(invalid), &with_lora, &options()).is_err());
+    assert!(check(&with_adapter(invalid), &with_lora, &options()).is_err());
 }

@@ -74,7 +74,7 @@ pub(super) fn tokens(
     tokens.resize(length, TokenId(0));
     let bytes = *input;
     let mut at = 0;
-    // Not 0 once a number is in a form that this loop does not read.
+    // Becomes 1 when a number is in a form that this loop does not read.
     let mut odd = 0;
     for token in &mut tokens[..] {
         // Only a list at the end of the payload has fewer than eight bytes left.

@@ -213,12 +213,12 @@ impl Spare {
             return Some(());
         }
         // Often the text equals the earlier event's, because there are few media and kinds.
-        let same = |before: &String| {
+        let rest_after_same = |before: &String| {
             let (marker, rest) = input.split_first()?;
             let short = usize::from(marker ^ 0xa0) == before.len() && before.len() < 32;
             rest.strip_prefix(before.as_bytes()).filter(|_| short)
         };
-        if let Some(rest) = field.as_ref().and_then(same) {
+        if let Some(rest) = field.as_ref().and_then(rest_after_same) {
             *input = rest;
             return Some(());
         }
@@ -267,7 +267,7 @@ impl Spare {
 /// Returns a spare value, or a new one, which is added to `kept_bytes`.
 pub(super) fn take_or_default<T: Default>(spare: &mut Vec<T>, kept_bytes: &mut usize) -> T {
     spare.pop().unwrap_or_else(|| {
-        // Twice: once in the event, and later once in the spare list.
+        // Counted twice, for its places in the event and in the spare list.
         *kept_bytes += 2 * size_of::<T>();
         T::default()
     })

@@ -109,8 +109,8 @@ fn write_runs(blocks: &[HashedBlock], out: &mut Vec<u8>) {
     out[count_at..][..4].copy_from_slice(&runs.to_le_bytes());
 }
 
-/// A writer of a cache's chains: the nodes of which its holder has blocks, and the nodes before
-/// them. Each node is written once, unless it is split meanwhile.
+/// A writer of a cache's chains: the nodes in which its holder has blocks, and their ancestors.
+/// Each node is written once, unless it is split during the writing.
 struct Chains<'a> {
     holder: HolderId,
     out: &'a mut Vec<u8>,

@@ -101,8 +101,8 @@ impl FakeEngine {
         self.next
     }
 
-    /// Waits for the subscription. Messages published afterwards are not lost by chance.
-    pub(super) async fn subscribed(&mut self) {
+    /// Waits for the subscription. Earlier messages may not reach the subscriber.
+    pub(super) async fn wait_for_subscription(&mut self) {
         let message =
             timeout(TEST_TIMEOUT, self.publisher.recv()).await.expect("a subscription").unwrap();
         assert_eq!(message.get(0).unwrap()[0], 1, "1 is subscribe");

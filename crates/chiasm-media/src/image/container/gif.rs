@@ -96,7 +96,7 @@ pub(crate) fn read(bytes: &[u8]) -> Result<GifHeader<'_>, MediaError> {
     let palette = match read_table(&mut reader, flags)? {
         Table::Colours(colours) => Some(colours),
         Table::Missing => global,
-        // Pillow reads such a frame as grey, and then applies the global palette to it.
+        // Pillow reads a frame with a grey table as grey, then applies the global palette to it.
         Table::Grey => global,
     };
     let code_bits = reader.byte().ok_or_else(cut_off)?;

@@ -85,7 +85,7 @@ pub(super) fn decode(
     Ok(())
 }
 
-/// Converts rows of samples to RGB. `sample` is the number of bytes per sample.
+/// Converts rows of samples to RGB.
 enum Converter {
     /// Samples of up to eight bits, converted by a lookup table.
     Table {
@@ -96,20 +96,21 @@ enum Converter {
         transparent: Option<u8>,
     },
     Rgb {
-        sample: usize,
+        sample_bytes: usize,
         transparent: Option<[u8; 3]>,
     },
     GreyAlpha {
-        sample: usize,
+        sample_bytes: usize,
     },
     Rgba {
-        sample: usize,
+        sample_bytes: usize,
     },
 }
 
 impl Converter {
     fn new(header: &PngHeader<'_>) -> Result<Self, MediaError> {
-        // Pillow compares the low byte with the converted value, at every sample depth.
+        // Pillow compares the low byte of the transparent value with the converted value, at every
+        // sample depth.
         let (transparent_grey, transparent) = match header.transparency {
             Some(Transparency::Grey(value)) => (Some(value as u8), None),
             Some(Transparency::Rgb(rgb)) => (None, Some(rgb.map(|value| value as u8))),
@@ -134,17 +135,17 @@ impl Converter {
                 Self::Table { bits: depth.into(), table: Box::new(palette(header)?) }
             }
             Layout::Grey16 => Self::Grey16 { transparent: transparent_grey },
-            Layout::Rgb8 => Self::Rgb { sample: 1, transparent },
-            Layout::Rgb16 => Self::Rgb { sample: 2, transparent },
-            Layout::GreyAlpha8 => Self::GreyAlpha { sample: 1 },
-            Layout::GreyAlpha16 => Self::GreyAlpha { sample: 2 },
-            Layout::Rgba8 => Self::Rgba { sample: 1 },
-            Layout::Rgba16 => Self::Rgba { sample: 2 },
+            Layout::Rgb8 => Self::Rgb { sample_bytes: 1, transparent },
+            Layout::Rgb16 => Self::Rgb { sample_bytes: 2, transparent },
+            Layout::GreyAlpha8 => Self::GreyAlpha { sample_bytes: 1 },
+            Layout::GreyAlpha16 => Self::GreyAlpha { sample_bytes: 2 },
+            Layout::Rgba8 => Self::Rgba { sample_bytes: 1 },
+            Layout::Rgba16 => Self::Rgba { sample_bytes: 2 },
         })
     }
 
-    /// Converts as many pixels as `rgb` holds. As in Pillow, 16-bit samples are reduced to their
-    /// high byte, except for grey.
+    /// Fills `rgb` with converted pixels. As in Pillow, 16-bit samples are reduced to their high
+    /// byte, except for grey.
     fn convert_row(&self, samples: &[u8], rgb: &mut [u8]) {
         let pixels = rgb.chunks_exact_mut(3);
         match self {
@@ -168,11 +169,11 @@ impl Converter {
                     pixel.fill(if *transparent == Some(value) { 255 } else { value });
                 }
             }
-            Self::Rgb { sample, transparent } => {
-                if *sample == 1 {
+            Self::Rgb { sample_bytes, transparent } => {
+                if *sample_bytes == 1 {
                     rgb.copy_from_slice(&samples[..rgb.len()]);
                 } else {
-                    for (value, sample) in rgb.iter_mut().zip(samples.chunks_exact(*sample)) {
+                    for (value, sample) in rgb.iter_mut().zip(samples.chunks_exact(*sample_bytes)) {
                         *value = sample[0];
                     }
                 }
@@ -182,16 +183,16 @@ impl Converter {
                         .for_each(|pixel| pixel.fill(255));
                 }
             }
-            Self::GreyAlpha { sample } => {
-                for (pixel, stored) in pixels.zip(samples.chunks_exact(2 * sample)) {
-                    pixel.fill(on_white(stored[0], stored[*sample]));
+            Self::GreyAlpha { sample_bytes } => {
+                for (pixel, stored) in pixels.zip(samples.chunks_exact(2 * sample_bytes)) {
+                    pixel.fill(on_white(stored[0], stored[*sample_bytes]));
                 }
             }
-            Self::Rgba { sample: 1 } => row_on_white(samples, rgb),
-            Self::Rgba { sample } => {
-                for (pixel, stored) in pixels.zip(samples.chunks_exact(4 * sample)) {
-                    let rgb = [stored[0], stored[*sample], stored[2 * sample]];
-                    pixel.copy_from_slice(&rgb_on_white(rgb, stored[3 * sample]));
+            Self::Rgba { sample_bytes: 1 } => row_on_white(samples, rgb),
+            Self::Rgba { sample_bytes } => {
+                for (pixel, stored) in pixels.zip(samples.chunks_exact(4 * sample_bytes)) {
+                    let rgb = [stored[0], stored[*sample_bytes], stored[2 * sample_bytes]];
+                    pixel.copy_from_slice(&rgb_on_white(rgb, stored[3 * sample_bytes]));
                 }
             }
         }

@@ -60,7 +60,7 @@ fn decode_frame(
     step: usize,
     out: &mut [u8],
 ) -> Result<(), MediaError> {
-    // This crate's limits have been checked before.
+    // This crate has already checked its own limits.
     let decoder = decoder.config(DecoderConfig::new().limits(Limits::none()));
     let stride = step as u32 * frame.width;
     let decoded = if step == RGBA {

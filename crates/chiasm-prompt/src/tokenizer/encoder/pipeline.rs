@@ -23,7 +23,7 @@ const MAX_NOT_AFTER_CHARS: usize = 8;
 
 /// The parts of `tokenizer.json` that `tokenizers` does not expose.
 #[derive(Deserialize)]
-struct File<'a> {
+pub(in crate::tokenizer) struct TokenizerMerges<'a> {
     #[serde(borrow)]
     model: BytePairModel<'a>,
 }
@@ -54,9 +54,15 @@ enum Merge<'a> {
 #[derive(Deserialize)]
 struct BorrowedStr<'a>(#[serde(borrow)] Cow<'a, str>);
 
+impl<'a> TokenizerMerges<'a> {
+    /// Parses `tokenizer.json`. Returns `None` if its model has no merges.
+    pub(in crate::tokenizer) fn parse(json: &'a [u8]) -> Option<Self> {
+        serde_json::from_slice(json).ok()
+    }
+}
+
 /// Builds the encoder. Returns `None` if a setting of the tokenizer is not supported.
-pub(super) fn build_encoder(tokenizer: &Tokenizer, json: &[u8]) -> Option<Encoder> {
-    let file: File<'_> = serde_json::from_slice(json).ok()?;
+pub(super) fn build_encoder(tokenizer: &Tokenizer, file: &TokenizerMerges<'_>) -> Option<Encoder> {
     let normalizer = serde_json::to_value(tokenizer.get_normalizer()).ok()?;
     let normalization = Normalization::from_json(&normalizer)?;
     let pre_tokenizer = serde_json::to_value(tokenizer.get_pre_tokenizer()).ok()?;

@@ -19,7 +19,7 @@ impl Pair {
     fn new(name: &str, json: &Value) -> Option<Self> {
         let json = json.to_string().into_bytes();
         let tokenizer = tokenizers::Tokenizer::from_bytes(&json).unwrap();
-        let encoder = Encoder::for_tokenizer(&tokenizer, &json)?;
+        let encoder = Encoder::for_tokenizer(&tokenizer, &TokenizerMerges::parse(&json)?)?;
         Some(Self {
             name: name.to_owned(),
             tokenizer,
@@ -222,8 +222,11 @@ fn kinds() -> Vec<Pair> {
     let mut split_special = Pair::supported("special tokens as text", &bytes);
     split_special.tokenizer.set_encode_special_tokens(true);
     let json = bytes.to_string();
-    split_special.encoder =
-        Encoder::for_tokenizer(&split_special.tokenizer, json.as_bytes()).unwrap();
+    split_special.encoder = Encoder::for_tokenizer(
+        &split_special.tokenizer,
+        &TokenizerMerges::parse(json.as_bytes()).unwrap(),
+    )
+    .unwrap();
     kinds.push(split_special);
     kinds
 }

@@ -12,19 +12,19 @@ const KNOWN: &[&str] = &["min_pixels", "max_pixels", "size.shortest_edge", "size
 
 /// The bounds in a request; `None` means the model's own bound.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Kwargs {
-    pub(super) min_pixels: Option<u64>,
-    pub(super) max_pixels: Option<u64>,
+pub(crate) struct Kwargs {
+    pub(crate) min_pixels: Option<u64>,
+    pub(crate) max_pixels: Option<u64>,
 }
 
 /// Parses a request's kwargs.
 ///
-/// With `completes_size`, `size` may lack an edge, which then is the model's. `size` may also be
-/// null, which is the same as missing.
+/// With `completes_size`, `size` may lack an edge, which then is the model's. A `size` of null has
+/// no edges.
 ///
 /// # Errors
 /// [`VisionError::UnknownKwarg`] and [`VisionError::InvalidKwarg`].
-pub(super) fn parse(
+pub(crate) fn parse(
     kwargs: &Map<String, Value>,
     completes_size: bool,
 ) -> Result<Kwargs, VisionError> {
@@ -37,7 +37,7 @@ pub(super) fn parse(
         match key.as_str() {
             "min_pixels" => min_pixels = Some(pixels("min_pixels", value)?),
             "max_pixels" => max_pixels = Some(pixels("max_pixels", value)?),
-            "size" if value.is_null() && completes_size => {}
+            "size" if value.is_null() => has_size = true,
             "size" => {
                 has_size = true;
                 let size = value.as_object().ok_or_else(|| VisionError::InvalidKwarg {
@@ -71,21 +71,19 @@ pub(super) fn parse(
     Ok(Kwargs { min_pixels, max_pixels })
 }
 
-/// Adds the edges of `size` as `min_pixels` and `max_pixels`, unless the request has these.
+/// Adds the edges of a request's `size` as `min_pixels` and `max_pixels`, unless it has these.
 ///
-/// Follows `_complete_mm_processor_size_aliases` in vLLM's `qwen2_vl.py`. With `completes_size`, a
-/// null `size` is removed.
-pub(super) fn add_size_aliases(request: &mut Map<String, Value>, completes_size: bool) {
-    if completes_size && request.get("size").is_some_and(Value::is_null) {
-        request.remove("size");
-    }
+/// Follows `_complete_mm_processor_size_aliases` in vLLM's `qwen2_vl.py`.
+pub(crate) fn add_size_aliases(request: &mut Map<String, Value>) {
     for (edge, pixels) in [("shortest_edge", "min_pixels"), ("longest_edge", "max_pixels")] {
         let value = request
             .get("size")
             .and_then(|size| size.get(edge))
             .filter(|value| !value.is_null())
             .cloned();
-        if let (Some(value), false) = (value, request.contains_key(pixels)) {
+        if let Some(value) = value
+            && !request.contains_key(pixels)
+        {
             request.insert(pixels.into(), value);
         }
     }

@@ -5,10 +5,10 @@
 //! bounds. Each patch becomes a row of `pixel_values`; each square of `merge_size²` patches becomes
 //! one token. `chiasm_prompt::expand` puts the tokens into the prompt.
 
-mod kwargs;
+pub(crate) mod kwargs;
 mod largest;
-mod settings;
-mod smart_resize;
+pub(crate) mod settings;
+pub(crate) mod smart_resize;
 
 use std::sync::Arc;
 
@@ -58,6 +58,15 @@ impl Generation {
     /// Returns `true` if vLLM adds the missing edge to a `size` that has one, which it does for
     /// Qwen3-VL only (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`).
     const fn completes_size(self) -> bool {
+        matches!(self, Self::Three | Self::ThreeFive)
+    }
+
+    /// Returns `true` if a request's `size` overrides an engine's `min_pixels` and `max_pixels`.
+    ///
+    /// Only Qwen3-VL's class in vLLM adds these aliases to what the processor gets
+    /// (`Qwen3VLMultiModalProcessor._apply_hf_processor_main`). For the others `call_hf_processor`
+    /// merges the kwargs as they are, so an engine's `max_pixels` wins over a request's `size`.
+    const fn adds_aliases(self) -> bool {
         matches!(self, Self::Three | Self::ThreeFive)
     }
 }
@@ -118,7 +127,9 @@ impl Family for QwenVl {
     }
 
     fn add_aliases(&self, request: &mut Map<String, Value>) {
-        kwargs::add_size_aliases(request, self.generation.completes_size());
+        if self.generation.adds_aliases() {
+            kwargs::add_size_aliases(request);
+        }
     }
 
     fn plan(&self, size: ImageSize) -> Result<ImagePlan, VisionError> {

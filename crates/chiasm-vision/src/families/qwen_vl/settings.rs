@@ -16,7 +16,7 @@ const DEFAULT_MIN_PIXELS: u64 = 56 * 56;
 const DEFAULT_MAX_PIXELS: u64 = 28 * 28 * 1280;
 /// The maximum patch size, merge size and temporal patch size. Far above that of any model; keeps
 /// products within bounds.
-const MAX_PATCH_SIZE: u64 = 1024;
+pub(crate) const MAX_PATCH_SIZE: u64 = 1024;
 
 /// The settings of a model's image processor.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,7 +41,7 @@ impl Settings {
             side @ 1..=MAX_PATCH_SIZE => Ok(side as u32),
             _ => Err(file.problem(key, format!("must be at most {MAX_PATCH_SIZE}"))),
         };
-        let (min_pixels, max_pixels) = read_bounds(file)?;
+        let (min_pixels, max_pixels) = read_bounds(file, (DEFAULT_MIN_PIXELS, DEFAULT_MAX_PIXELS))?;
         let do_resize = file.flag("do_resize", true)?;
         if do_resize && settings::resample(file, Filter::Bicubic)? != Filter::Bicubic {
             return Err(file.problem("resample", "must be 3 (bicubic)"));
@@ -58,17 +58,20 @@ impl Settings {
     }
 }
 
-/// Reads the bounds of the area.
+/// Reads the bounds of the area; a missing bound has its default.
 ///
 /// `min_pixels` and `max_pixels` beside `size` are older and override its edges. Each of them also
 /// allows the same key inside `size`, where it is ignored. Otherwise `size` must have exactly its
 /// two edges.
-fn read_bounds(file: &Section) -> Result<(u64, u64), VisionError> {
+pub(crate) fn read_bounds(
+    file: &Section,
+    (default_min, default_max): (u64, u64),
+) -> Result<(u64, u64), VisionError> {
     let legacy_min = file.nullable_positive("min_pixels")?;
     let legacy_max = file.nullable_positive("max_pixels")?;
     let Some(size) = file.section("size")? else {
-        let min_pixels = legacy_min.unwrap_or(DEFAULT_MIN_PIXELS);
-        let max_pixels = legacy_max.unwrap_or(DEFAULT_MAX_PIXELS);
+        let min_pixels = legacy_min.unwrap_or(default_min);
+        let max_pixels = legacy_max.unwrap_or(default_max);
         return Ok((min_pixels, max_pixels));
     };
     let unexpected = size.values.keys().find(|key| match key.as_str() {

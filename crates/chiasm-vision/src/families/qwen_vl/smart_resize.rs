@@ -4,13 +4,13 @@
 use crate::{ImageSize, VisionError};
 
 /// The largest ratio of the longer to the shorter side that `smart_resize` accepts.
-const MAX_RATIO: u32 = 200;
+pub(crate) const MAX_RATIO: u32 = 200;
 
 /// The maximum number of pixels after resizing.
 ///
 /// The engine's kernels fail on tensors with more elements than 32 bits can count. The context of
 /// any model is full long before that.
-const MAX_AREA: f64 = i32::MAX as f64;
+pub(crate) const MAX_AREA: f64 = i32::MAX as f64;
 
 /// The largest area up to which an f64 represents every integer, so that our division equals
 /// Python's division of integers.
@@ -23,7 +23,7 @@ const MAX_EXACT_AREA: u64 = 1 << 53;
 ///
 /// # Errors
 /// [`VisionError::EmptyImage`], [`VisionError::AspectRatio`] and [`VisionError::TooLarge`].
-pub(super) fn smart_resize(
+pub(crate) fn smart_resize(
     size: ImageSize,
     factor: u32,
     min_pixels: u64,

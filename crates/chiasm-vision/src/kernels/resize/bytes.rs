@@ -20,8 +20,8 @@ pub(super) struct Bytes {
 pub(super) type Word = [i8; BLOCK];
 
 impl Bytes {
-    /// Splits weights, of which each output has `stride`, a multiple of [`BLOCK`]. Returns `None`
-    /// if a weight does not fit into the bytes.
+    /// Splits weights. Each output has `stride` weights, a multiple of [`BLOCK`]. Returns `None` if
+    /// a weight does not fit into the bytes.
     pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Option<Self> {
         let mut words = Vec::with_capacity(weights.len() / BLOCK * T::BYTES);
         for block in weights.chunks_exact(BLOCK) {

@@ -23,7 +23,7 @@ pub(super) struct Halves {
 }
 
 impl Halves {
-    /// Splits weights, of which each output has `stride`, a multiple of [`BLOCK`].
+    /// Splits weights. Each output has `stride` weights, a multiple of [`BLOCK`].
     pub(super) fn new<T: FixedPoint>(weights: &[T], stride: usize) -> Self {
         let mut halves = Vec::with_capacity(weights.len() / BLOCK * T::HALVES);
         for block in weights.chunks_exact(BLOCK) {

@@ -67,7 +67,7 @@ fn masks() -> [[__m256i; 3]; 3] {
 /// Loads 16 bytes, and the 16 bytes that are 16 pixels further.
 ///
 /// # Safety
-/// Both must be readable: the range `low..low + 64`.
+/// The range `low..low + 64` must be readable.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn load(low: *const u8) -> __m256i {

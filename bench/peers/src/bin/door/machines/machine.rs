@@ -27,7 +27,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Returns this machine, by its loopback.
+    /// Returns this machine, reached over loopback.
     pub(crate) fn this() -> Self {
         Self { link: "loopback", host: Ipv4Addr::LOCALHOST.into(), namespace: None }
     }

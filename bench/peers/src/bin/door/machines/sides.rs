@@ -15,7 +15,8 @@ use crate::workload::Pace;
 pub(crate) const FILES: &str = "encoded";
 pub(crate) const TENSORS: &str = "tensors";
 
-/// Starts all three, agent and engine on `machine`. Returns them with the agent's address.
+/// Starts a frontend here, and an agent with its engine on `machine`. Returns the side and the
+/// agent's address.
 pub(crate) fn start(
     inputs: &Inputs,
     machine: &Machine,

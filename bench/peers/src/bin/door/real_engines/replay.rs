@@ -1,4 +1,5 @@
-//! The engines without a frontend: the example `replay` of `chiasm`, which is controlled by lines.
+//! The engines without a frontend: the example `replay` of `chiasm`, which is controlled by lines
+//! on its standard input.
 
 use std::error::Error;
 use std::net::SocketAddr;
@@ -66,7 +67,7 @@ impl Replay {
 
     /// Records the jobs of these requests, one after the other.
     pub(crate) async fn record(&self, requests: &[Pieces]) -> Result<(), Box<dyn Error>> {
-        let recorded = send(self.address, requests, 1).await;
+        let recorded = send(&[self.address], requests, 1).await;
         recorded.map(drop).map_err(|error| self.program.failed(&format!("failed: {error}")))
     }
 

@@ -18,7 +18,9 @@ use crate::side;
 use crate::workload::MODEL;
 
 /// The number of engines of each side.
-const ENGINES: usize = 2;
+pub(super) const ENGINES: usize = 2;
+/// The flags of one frontend of vLLM for all engines.
+const ALL_ENGINES: [&str; 2] = ["--data-parallel-size", "2"];
 /// The sizes of receiver cache and arena with our frontend and without a frontend. They have room
 /// for the tensors of all pictures. Other frontends have vLLM's default.
 const RECEIVER_CACHE_GB: &str = "0.5";
@@ -113,20 +115,41 @@ pub(crate) struct Side {
     pub(crate) name: String,
     pub(crate) address: SocketAddr,
     pub(crate) program: Program,
+    /// `true` if the side reports its ready engines.
+    reports_engines: bool,
 }
 
 /// Starts our frontend.
 pub(crate) fn chiasm(inputs: &Inputs) -> Result<Side, Box<dyn Error>> {
+    chiasm_with(inputs, OURS, &[])
+}
+
+/// Starts our frontend with additional flags.
+pub(super) fn chiasm_with(
+    inputs: &Inputs,
+    name: &str,
+    flags: &[&str],
+) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
     let mut command = inputs.our_command(&inputs.chiasm, &["serve"], "--mm-arena-gb");
-    command.args(["--port", &address.port().to_string(), "--"]).args(inputs.engine_flags());
-    let program = Program::start(OURS, &mut command, &inputs.scratch)?;
-    Ok(Side { name: OURS.to_owned(), address, program })
+    command.args(["--port", &address.port().to_string()]).args(flags);
+    command.arg("--").args(inputs.engine_flags());
+    let program = Program::start(name, &mut command, &inputs.scratch)?;
+    Ok(Side { name: name.to_owned(), address, program, reports_engines: true })
 }
 
 /// Starts vLLM's own frontend, which balances by the number of requests of each engine.
 pub(crate) fn vllm_serve(inputs: &Inputs) -> Result<Side, Box<dyn Error>> {
-    vllm("vllm serve", inputs.command(&inputs.vllm), inputs)
+    vllm("vllm serve", inputs.command(&inputs.vllm), inputs, &ALL_ENGINES)
+}
+
+/// Starts vLLM's own frontend with one engine and additional flags.
+pub(super) fn vllm_serve_alone(
+    inputs: &Inputs,
+    name: &str,
+    flags: &[&str],
+) -> Result<Side, Box<dyn Error>> {
+    vllm(name, inputs.command(&inputs.vllm), inputs, flags)
 }
 
 /// Starts vLLM's Rust frontend.
@@ -134,18 +157,22 @@ pub(crate) fn vllm_rs(inputs: &Inputs) -> Result<Side, Box<dyn Error>> {
     let mut command = inputs.command(&inputs.vllm_rs);
     command.env("VLLM_RS_PYTHON", &inputs.python);
     command.env("VLLM_RUST_FRONTEND_PATH", &inputs.vllm_rs);
-    vllm("vllm-rs", command, inputs)
+    vllm("vllm-rs", command, inputs, &ALL_ENGINES)
 }
 
-fn vllm(name: &str, mut command: Command, inputs: &Inputs) -> Result<Side, Box<dyn Error>> {
+fn vllm(
+    name: &str,
+    mut command: Command,
+    inputs: &Inputs,
+    flags: &[&str],
+) -> Result<Side, Box<dyn Error>> {
     let name = format!("{name} {}", inputs.version);
     let address = free_address()?;
     command.arg("serve").arg(&inputs.model).args(["--served-model-name", MODEL]);
     command.args(["--host", "127.0.0.1", "--port", &address.port().to_string()]);
-    command.args(["--data-parallel-size", &ENGINES.to_string()]);
-    command.arg("--enable-prompt-tokens-details").args(inputs.engine_flags());
+    command.arg("--enable-prompt-tokens-details").args(inputs.engine_flags()).args(flags);
     let program = Program::start(&name, &mut command, &inputs.scratch)?;
-    Ok(Side { name, address, program })
+    Ok(Side { name, address, program, reports_engines: false })
 }
 
 impl Side {
@@ -164,7 +191,7 @@ impl Side {
     }
 
     async fn is_ready(&self) -> bool {
-        if self.name == OURS {
+        if self.reports_engines {
             return ready_engines(self.address).await.is_ok_and(|engines| engines == ENGINES);
         }
         get(self.address, "/health").await.is_ok_and(|it| it.status == StatusCode::OK)

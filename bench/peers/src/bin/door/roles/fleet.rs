@@ -14,7 +14,7 @@ use crate::workload::Pace;
 /// the cost of splitting for each request.
 const ALWAYS_SPLIT: [&str; 4] = ["--disturb-weight", "1000", "--hop-weight", "0"];
 
-/// The logs of the times between which the frontend passes a prompt on.
+/// The logs of the times around the frontend's hand-over of a computed prompt.
 pub(crate) struct HopLogs {
     /// The times at which the prefilling engine had an output.
     pub(crate) outputs: PathBuf,

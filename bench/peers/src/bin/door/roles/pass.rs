@@ -33,7 +33,7 @@ pub(crate) async fn serve([outputs, requests]: [SocketAddr; 2]) -> Result<(), Bo
     }
 }
 
-/// The engines' ends of such a process.
+/// The engines' sockets to a process that runs [`serve`].
 pub(crate) struct Pass {
     to: PushSocket,
     from: PullSocket,

@@ -14,7 +14,7 @@ pub(crate) struct Cache {
     pub(crate) capacity: usize,
 }
 
-/// The result of a prompt.
+/// The changes that a prompt makes to the cache.
 pub(crate) struct Changes {
     /// The number of leading tokens that were cached.
     pub(crate) cached: usize,

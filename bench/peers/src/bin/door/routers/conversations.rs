@@ -10,9 +10,10 @@ use fastrand::Rng;
 use peers::numbers::Zipf;
 
 use crate::load;
+use crate::picture::Format;
 use crate::pieces::Pieces;
 use crate::routers::prompt::{BLOCK_SIZE, PICTURE_TOKENS};
-use crate::workload::{DATA_URI, MODEL, Workload};
+use crate::workload::{MODEL, Workload};
 
 /// The number of pictures.
 const PICTURES: usize = 256;
@@ -68,7 +69,7 @@ impl<'a> Conversations<'a> {
             requests.map(|body| ((), body))
         });
         let keep = |(), latency: Duration, _, _| Ok(latency.as_secs_f64() * 1e3);
-        Ok(load::send(address, clients, TIMEOUT, keep).await?.results)
+        Ok(load::send(&[address], clients, TIMEOUT, keep).await?.results)
     }
 
     /// Returns the requests of a conversation, each with all messages so far.
@@ -76,7 +77,8 @@ impl<'a> Conversations<'a> {
         let mut rng = Rng::with_seed(SEED + 1 + number as u64);
         let [first, second] = &self.pictures[self.law.draw(&mut rng)];
         let system = format!(r#"{{"role":"system","content":"{}"}}"#, self.system);
-        let image = format!(r#"{{"type":"image_url","image_url":{{"url":"{DATA_URI}"#);
+        let data_uri = Format::Jpeg.data_uri();
+        let image = format!(r#"{{"type":"image_url","image_url":{{"url":"{data_uri}"#);
         let options = format!(r#""model":"{MODEL}","max_tokens":4"#);
         let user = format!(r#"{{"role":"user","content":[{image}"#);
         let head = Bytes::from(format!(r#"{{{options},"messages":[{system},{user}"#));

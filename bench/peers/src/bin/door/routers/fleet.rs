@@ -18,7 +18,7 @@ use crate::routers::server::Stats;
 use crate::side::{Counts, Inputs, Side, Versioned, command};
 use crate::workload::Workload;
 
-/// The timeout until a router that has answered a request knows all its upstreams.
+/// The time in which a router that answers must have found all its upstreams.
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
 /// The default policy of SMG.
@@ -144,7 +144,7 @@ impl Router {
         let mut command = self.command(inputs, programs, address, &upstreams.addresses)?;
         let router = Program::start(&format!("{name}, router"), &mut command, &inputs.scratch)?;
         Ok(Side {
-            // Routers pass on the upstream's count, unless they make tokens.
+            // Routers pass on the upstream's count, unless they tokenize.
             counts: if self == Self::Tokens { Counts::Nothing } else { Counts::All },
             has_workers: self == Self::Nginx,
             engines: upstreams.programs,
@@ -160,8 +160,8 @@ impl Router {
         workload: &RefCell<Workload>,
     ) -> Result<(), Box<dyn Error>> {
         side.wait(workload).await?;
-        // The text for each known upstream. With tokens, Chiasm has to know the upstream's cache by
-        // its events.
+        // The text that /workers has once per known upstream. With tokens, Chiasm also has to know
+        // the upstream's cache exactly, by its events.
         let known = match self {
             Self::Tokens => r#""knowledge":"exact""#,
             Self::Smg(_) | Self::QuietSmg => r#""is_healthy":true"#,
@@ -204,7 +204,7 @@ impl Router {
                 let config = config_folder(inputs, address)?.join("envoy.json");
                 fs::write(&config, envoy_config(address, upstreams))?;
                 let mut envoy = command(&programs.envoy.0);
-                // By default it has as many threads as there are cores.
+                // Without `--concurrency` it has one thread per core.
                 envoy.arg("--config-path").arg(config).arg("--use-dynamic-base-id");
                 Ok(envoy)
             }

@@ -80,7 +80,8 @@ pub(crate) struct Prompt {
 }
 
 impl RequestBody<'_> {
-    /// Returns the prompt. With `has_tokens` the request has to have token ids, else it has `None`.
+    /// Returns the prompt: from token ids with `has_tokens`, otherwise from messages. Returns
+    /// `None` if the token ids or a picture's name are missing.
     pub(crate) fn prompt(&self, has_tokens: bool) -> Option<Prompt> {
         let mut prompt = Prompt::default();
         if !has_tokens {
@@ -139,7 +140,7 @@ impl Prompt {
         self.pictures.iter().filter(overlaps)
     }
 
-    /// Returns a hash of each full block and all that is before it.
+    /// Returns a hash of each full block and everything before it.
     pub(crate) fn blocks(&self) -> Vec<u64> {
         let mut parent = 0;
         let block = |(number, tokens): (usize, &[TokenId])| {

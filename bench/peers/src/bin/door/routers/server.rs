@@ -1,5 +1,5 @@
 //! The upstream of all routers: a server with the interface of servers of models. It answers at
-//! once or after the time of its prompts, and counts the tokens that its prefix cache held.
+//! once or after the time that its prompts take, and counts the tokens that its prefix cache held.
 
 use std::convert::Infallible;
 use std::error::Error;

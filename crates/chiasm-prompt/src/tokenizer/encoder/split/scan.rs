@@ -36,7 +36,7 @@ enum Kind {
     CasedWords {
         /// The maximum number of digits of a number.
         max_digits: usize,
-        /// `true` if `'s` and other contractions belong to the word before.
+        /// `true` if `'s` and other contractions belong to the preceding word.
         contractions: bool,
     },
 }

@@ -1,4 +1,4 @@
-//! Circles: groups of files in which each file depends on all others, directly or indirectly.
+//! Cycles: groups of files in which each file depends on all others, directly or indirectly.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,20 +21,20 @@ pub(super) fn arrows(package: &Package, references: &References) -> Arrows {
     arrows
 }
 
-/// Returns the circles of at least two files, the largest first.
-pub(super) fn circles(files: usize, arrows: &Arrows) -> Vec<BTreeSet<usize>> {
+/// Returns the cycles of at least two files, the largest first.
+pub(super) fn cycles(files: usize, arrows: &Arrows) -> Vec<BTreeSet<usize>> {
     let reached: Vec<BTreeSet<usize>> = (0..files).map(|file| reachable(file, arrows)).collect();
-    let mut circles = BTreeSet::new();
+    let mut cycles = BTreeSet::new();
     for file in 0..files {
         let mutual = reached[file].iter().copied().filter(|other| reached[*other].contains(&file));
-        circles.insert(mutual.collect::<BTreeSet<_>>());
+        cycles.insert(mutual.collect::<BTreeSet<_>>());
     }
-    let mut circles: Vec<_> = circles.into_iter().filter(|circle| circle.len() > 1).collect();
-    circles.sort_by_key(|circle| std::cmp::Reverse(circle.len()));
-    circles
+    let mut cycles: Vec<_> = cycles.into_iter().filter(|cycle| cycle.len() > 1).collect();
+    cycles.sort_by_key(|cycle| std::cmp::Reverse(cycle.len()));
+    cycles
 }
 
-/// Returns the files that arrows lead to from `start`; contains `start` if it is in a circle.
+/// Returns the files that arrows lead to from `start`; contains `start` if it is in a cycle.
 fn reachable(start: usize, arrows: &Arrows) -> BTreeSet<usize> {
     let mut reached = BTreeSet::new();
     let mut pending = vec![start];

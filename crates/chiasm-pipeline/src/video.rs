@@ -1,0 +1,300 @@
+//! Videos: planned from their containers, and decoded only for an engine that lacks them.
+//!
+//! The index of the file and the model's settings give the frames, the tokens and the tensors'
+//! shapes. A video that can't be planned goes whole to vLLM's own processor, which is counted.
+
+mod frames;
+mod planned;
+mod source;
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use chiasm_backend::{PlanClass, VllmItems};
+use chiasm_fleet::PresentClass;
+use chiasm_limit::KeyedLimiter;
+use chiasm_media::{ByteBudget, EncodedMedia};
+use chiasm_request::MediaKwargs;
+use chiasm_types::{MmHash, Modality, TokenId, VllmVersion};
+use chiasm_vision::{PixelFormat, VideoModel, VideoRequest};
+use futures_util::future::try_join_all;
+use quick_cache::sync::Cache;
+use serde_json::Map;
+
+use super::error::RequestError;
+use super::item::ItemPlan;
+use super::processed::ProcessedMedia;
+use super::processor_items::VllmProcessors;
+use crate::cpu::{CpuBudget, CpuPool, price};
+use crate::metrics::PipelineMetrics;
+use crate::model::ServedModel;
+
+pub(super) use planned::PlannedVideo;
+use planned::{PlanLimits, PlanOutcome, PlanWeight};
+use source::VideoSource;
+
+/// The maximum size of the cached plans. Most take some kilobytes, that of an hour a hundred.
+const MAX_PLAN_BYTES: u64 = 64 << 20;
+/// The estimated number of cached plans.
+const ESTIMATED_PLANS: usize = 1 << 12;
+/// The vLLM release whose videos the plans equal.
+const PLANNED_RELEASE: VllmVersion = VllmVersion::minor(0, 32);
+
+/// The reason why a video goes whole to vLLM's own processor, as a short name for metrics.
+type Cause = &'static str;
+
+/// The videos of one served model.
+pub(crate) struct Videos {
+    model: Arc<ServedModel>,
+    processors: Arc<VllmProcessors>,
+    /// The plans, and the causes for which there are none.
+    plans: Cache<MmHash, PlanOutcome, PlanWeight>,
+    single_flight: KeyedLimiter<MmHash>,
+    processed: Arc<ProcessedMedia>,
+    limits: PlanLimits,
+    cpu: CpuPool,
+    budget: ByteBudget,
+    metrics: Arc<PipelineMetrics>,
+}
+
+/// The planned videos of a request: one entry per media item, `None` for an item that is no video
+/// or was not planned.
+#[derive(Clone, Default)]
+pub(super) struct PlannedVideos(Arc<[Option<Arc<PlannedVideo>>]>);
+
+impl PlannedVideos {
+    /// Returns the plan of the request's media item `index`.
+    pub(super) fn get(&self, index: usize) -> Option<&Arc<PlannedVideo>> {
+        self.0.get(index)?.as_ref()
+    }
+
+    /// Returns `true` if no video was planned.
+    pub(super) fn is_empty(&self) -> bool {
+        self.iter().next().is_none()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Arc<PlannedVideo>> {
+        self.0.iter().flatten()
+    }
+}
+
+impl Videos {
+    /// Creates the videos of a model. `request_cost` is the maximum CPU time of a request.
+    pub(super) fn new(
+        model: Arc<ServedModel>,
+        processors: Arc<VllmProcessors>,
+        processed: Arc<ProcessedMedia>,
+        request_cost: Duration,
+        cpu: CpuPool,
+        budget: ByteBudget,
+        metrics: Arc<PipelineMetrics>,
+    ) -> Self {
+        if let Err(reason) = &model.videos {
+            tracing::info!(%reason, "vLLM's own processor makes videos from whole files");
+        }
+        Self {
+            limits: PlanLimits::new(&processors, request_cost),
+            model,
+            processors,
+            plans: Cache::with_weighter(ESTIMATED_PLANS, MAX_PLAN_BYTES, PlanWeight),
+            single_flight: KeyedLimiter::new(1),
+            processed,
+            cpu,
+            budget,
+            metrics,
+        }
+    }
+
+    /// Returns the model of videos, or the cause for which there is none.
+    fn video_model(&self) -> Result<&VideoModel, Cause> {
+        self.model.videos.as_ref().map_err(|reason| reason.cause())
+    }
+
+    /// Returns the tokens that mark a video in a prompt.
+    pub(super) fn marker(&self) -> &[TokenId] {
+        self.video_model().map_or(&[], |model| &model.prompt().marker)
+    }
+
+    /// Returns the text of a video in a conversation whose content is one string.
+    pub(super) fn marker_texts(&self) -> [&'static str; 1] {
+        [self.video_model().map_or("", |model| model.prompt().text)]
+    }
+
+    /// Plans the videos of a request, as far as possible. Counts those that are not planned.
+    ///
+    /// # Errors
+    /// Returns an error if the request's budget does not allow reading the files' indexes.
+    pub(super) async fn plan_all(
+        &self,
+        media: &[EncodedMedia],
+        kwargs: &MediaKwargs,
+        cpu: &CpuBudget,
+    ) -> Result<PlannedVideos, RequestError> {
+        let videos = media.iter().filter(|item| item.modality == Modality::Video).count();
+        if videos == 0 {
+            return Ok(PlannedVideos::default());
+        }
+        let request = match self.parse_settings(kwargs, videos) {
+            Ok(request) => Arc::new(request),
+            Err(cause) => {
+                self.count_whole(cause, videos);
+                return Ok(PlannedVideos::default());
+            }
+        };
+        let plan = async |item: &EncodedMedia| {
+            if item.modality != Modality::Video {
+                return Ok(None);
+            }
+            let outcome = self.plan(item, &request, cpu).await?;
+            outcome.map(Some).or_else(|cause| {
+                self.count_whole(cause, 1);
+                Ok::<_, RequestError>(None)
+            })
+        };
+        let plans = try_join_all(media.iter().map(plan)).await?;
+        Ok(PlannedVideos(plans.into()))
+    }
+
+    /// Parses a request's settings.
+    fn parse_settings(&self, kwargs: &MediaKwargs, videos: usize) -> Result<VideoRequest, Cause> {
+        let model = self.video_model()?;
+        if videos > self.model.max_videos {
+            return Err("limit");
+        }
+        let MediaKwargs { processor, io } = kwargs;
+        if processor.is_empty() && io.is_empty() {
+            return Ok(model.default_request().clone());
+        }
+        if !self.limits.trusts_kwargs {
+            return Err("untrusted_kwargs");
+        }
+        // vLLM's processor also reads a video with the settings of other modalities.
+        if io.keys().any(|modality| modality != Modality::Video.name()) {
+            return Err("unknown_kwarg");
+        }
+        let no_kwargs = Map::new();
+        let io = match io.get(Modality::Video.name()) {
+            None => &no_kwargs,
+            Some(io) => io.as_object().ok_or("invalid_kwarg")?,
+        };
+        model.parse_request(processor, io).map_err(|reason| reason.cause())
+    }
+
+    /// Plans a video, or returns the cached outcome. Concurrent calls for one video plan it once.
+    async fn plan(
+        &self,
+        item: &EncodedMedia,
+        request: &Arc<VideoRequest>,
+        cpu: &CpuBudget,
+    ) -> Result<PlanOutcome, RequestError> {
+        let Ok(model) = self.video_model() else { return Ok(Err("model")) };
+        let fingerprint = model.fingerprint(request);
+        let key = chiasm_media::mm_hash(&item.content, &Modality::Video, &fingerprint);
+        if let Some(outcome) = self.plans.get(&key) {
+            return Ok(outcome);
+        }
+        let _permit = self.single_flight.acquire(key).await;
+        if let Some(outcome) = self.plans.get(&key) {
+            return Ok(outcome);
+        }
+        let ticket = cpu.ticket(price::video_index(item.bytes.len()))?;
+        let model = self.model.clone();
+        let request = request.clone();
+        let file = item.bytes.clone();
+        let limits = self.limits.clone();
+        let build = move || PlannedVideo::build(&model, &file, request, key, fingerprint, &limits);
+        let outcome = self.cpu.run(&ticket, build).await?.map(Arc::new);
+        self.plans.insert(key, outcome.clone());
+        Ok(outcome)
+    }
+
+    /// Returns `true` if the workers of all these classes accept the planned videos of a request.
+    /// Counts the videos.
+    pub(super) fn accept(&self, classes: &[PresentClass], videos: &PlannedVideos) -> bool {
+        let count = videos.iter().count();
+        match classes.iter().try_for_each(|class| self.check_class(class, videos)) {
+            Ok(()) => {
+                self.metrics.count_planned_videos(count);
+                true
+            }
+            Err(cause) => {
+                self.count_whole(cause, count);
+                false
+            }
+        }
+    }
+
+    /// Checks that the workers of a class accept the planned videos of a request.
+    fn check_class(&self, class: &PresentClass, videos: &PlannedVideos) -> Result<(), Cause> {
+        let VllmItems::Release(release) = class.class.vllm_items else { return Err("release") };
+        if VllmVersion::minor(release.major, release.minor) != PLANNED_RELEASE {
+            return Err("release");
+        }
+        // Frames of another release's decoder may differ.
+        if !self.processors.may_serve(class) {
+            return Err("release");
+        }
+        let fits = videos.iter().all(|video| self.encoder_tokens(class, video).is_some());
+        if fits { Ok(()) } else { Err("encoder_cache") }
+    }
+
+    /// Returns the number of embeddings that a worker must be able to encode at once for a video; 0
+    /// if every worker of the class can. Returns `None` if perhaps none can: an engine waits for
+    /// ever with an item that its encoder cache can't hold.
+    fn encoder_tokens(&self, class: &PresentClass, video: &PlannedVideo) -> Option<usize> {
+        let max_embeds = || self.processors.max_embeds(class).unwrap_or(0);
+        if video.embeds <= class.min_batched_tokens || video.embeds <= max_embeds() {
+            return Some(0);
+        }
+        (video.embeds <= class.max_batched_tokens).then_some(video.embeds)
+    }
+
+    /// Returns the plan of a video for workers of a class, which [`Self::accept`] allows.
+    ///
+    /// # Errors
+    /// Returns an error if no worker of the class can encode the video.
+    pub(super) fn item(
+        self: &Arc<Self>,
+        item: &EncodedMedia,
+        video: &Arc<PlannedVideo>,
+        kwargs: &Arc<MediaKwargs>,
+        class: &PresentClass,
+        field: &str,
+        cpu: &CpuBudget,
+    ) -> Result<ItemPlan, RequestError> {
+        let encoder_tokens = self
+            .encoder_tokens(class, video)
+            .ok_or_else(|| RequestError::internal("no engine can encode the video"))?;
+        let identity = PlanClass::item_identity(&class.class.processor, &video.fingerprint);
+        let hash = chiasm_media::mm_hash(&item.content, &Modality::Video, &identity);
+        Ok(ItemPlan {
+            modality: Modality::Video,
+            hash,
+            runs: video.runs.clone(),
+            embeds: video.embeds,
+            // A raw value is one byte.
+            elements: video.plan.pixel_bytes(PixelFormat::RawU8) as u64,
+            encoder_tokens,
+            source: Arc::new(VideoSource {
+                videos: self.clone(),
+                hash,
+                video: video.clone(),
+                encoded: item.clone(),
+                kwargs: kwargs.clone(),
+                class: class.clone(),
+                field: field.to_owned(),
+                budget: cpu.clone(),
+                ticket: OnceLock::new(),
+            }),
+        })
+    }
+
+    /// Counts and logs videos that go to vLLM's own processor as whole files.
+    fn count_whole(&self, cause: Cause, videos: usize) {
+        tracing::debug!(cause, videos, "vLLM's own processor makes videos from whole files");
+        self.metrics.count_whole_videos(cause, videos);
+    }
+}
+
+#[cfg(test)]
+mod tests;

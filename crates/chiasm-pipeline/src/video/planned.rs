@@ -1,0 +1,144 @@
+//! The plan of one video, from its file's index.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chiasm_processor::ItemLimits;
+use chiasm_types::{Dtype, MmHash, TokenRun};
+use chiasm_video::VideoIndex;
+use chiasm_vision::{
+    PixelFormat, VideoModel, VideoPiece, VideoPlan, VideoProperties, VideoRequest,
+};
+use quick_cache::Weighter;
+
+use super::Cause;
+use crate::cpu::price;
+use crate::model::{ServedModel, TokenizerVocabulary};
+use crate::processor_items::VllmProcessors;
+
+/// A plan, or the cause for which vLLM's own processor makes the video.
+pub(super) type PlanOutcome = Result<Arc<PlannedVideo>, Cause>;
+
+/// A planned video, independent of any class of workers.
+pub(crate) struct PlannedVideo {
+    pub(super) plan: VideoPlan,
+    /// The settings of the request that the plan was made for.
+    pub(super) request: Arc<VideoRequest>,
+    /// The key of the plan in the cache.
+    pub(super) key: MmHash,
+    /// Everything that changes the video's tensors, apart from its file.
+    pub(super) fingerprint: Vec<u8>,
+    /// The tokens that replace the video's marker.
+    pub(super) runs: Vec<TokenRun>,
+    /// The number of tokens in `runs` that embed.
+    pub(super) embeds: usize,
+    /// The price of decoding the planned frames: samples times pixels.
+    pub(super) price: u64,
+}
+
+/// The limits of planned videos. vLLM's own processor refuses a video beyond the limits of items.
+#[derive(Clone)]
+pub(super) struct PlanLimits {
+    item: ItemLimits,
+    item_bytes: u64,
+    /// The maximum CPU time of processing a video's frames.
+    processing: Duration,
+    /// `true` if requests may change the settings of videos.
+    pub(super) trusts_kwargs: bool,
+}
+
+impl PlanLimits {
+    /// Returns the limits of vLLM's processors. Processing takes at most half of `request_cost`,
+    /// the maximum CPU time of a request.
+    pub(super) fn new(processors: &VllmProcessors, request_cost: Duration) -> Self {
+        let options = processors.options();
+        Self {
+            item: options.processor.limits,
+            item_bytes: options.processor.item_bytes,
+            processing: request_cost / 2,
+            trusts_kwargs: options.trust_request_kwargs,
+        }
+    }
+
+    fn allow_file(&self, video: &VideoProperties, bytes: usize) -> bool {
+        let ItemLimits { video_duration, video_pixels, audio_duration: _ } = self.item;
+        let pixels = u64::from(video.width) * u64::from(video.height);
+        let seconds = video.frames as f64 / video.fps;
+        // An unknown duration is not allowed either.
+        let is_short = video_duration.is_zero() || seconds <= video_duration.as_secs_f64();
+        is_short && (video_pixels == 0 || pixels <= video_pixels) && bytes as u64 <= self.item_bytes
+    }
+
+    fn allow_plan(&self, plan: &VideoPlan, bytes: usize) -> bool {
+        let largest = PixelFormat::Normalized(Dtype::F32);
+        let needed = (plan.pixel_bytes(largest) as u64).saturating_add(bytes as u64);
+        let frames = u32::try_from(plan.frames.len()).unwrap_or(u32::MAX);
+        let processing = frame_price(plan, largest).saturating_mul(frames);
+        needed <= self.item_bytes && processing <= self.processing
+    }
+}
+
+/// Estimates the time to process one decoded frame.
+pub(super) fn frame_price(plan: &VideoPlan, format: PixelFormat) -> Duration {
+    let pixels = u64::from(plan.video.width) * u64::from(plan.video.height);
+    price::tensor(pixels, plan.pixel_bytes(format) / plan.frames.len().max(1))
+}
+
+impl PlannedVideo {
+    /// Plans a video. CPU-bound. Decodes nothing.
+    ///
+    /// # Errors
+    /// Returns the cause for which vLLM's own processor must make the video.
+    pub(super) fn build(
+        model: &ServedModel,
+        file: &[u8],
+        request: Arc<VideoRequest>,
+        key: MmHash,
+        fingerprint: Vec<u8>,
+        limits: &PlanLimits,
+    ) -> Result<Self, Cause> {
+        let videos: &VideoModel = model.videos.as_ref().map_err(|reason| reason.cause())?;
+        let index = VideoIndex::read(file).map_err(|reason| reason.cause())?;
+        let properties = index.properties();
+        let video = VideoProperties {
+            frames: properties.frames,
+            fps: properties.fps,
+            width: properties.width,
+            height: properties.height,
+        };
+        if !limits.allow_file(&video, file.len()) {
+            return Err("limit");
+        }
+        let plan = videos.plan(video, &request).map_err(|reason| reason.cause())?;
+        if !limits.allow_plan(&plan, file.len()) {
+            return Err("limit");
+        }
+        let price = index.cut(file, &plan.frames).map_err(|reason| reason.cause())?.price();
+        let vocabulary = TokenizerVocabulary(&model.tokenizer);
+        let runs = plan.tokenize(&vocabulary).map_err(|_| "tokenizer")?;
+        let embeds = runs.iter().filter(|run| run.embeds).map(|run| run.count).sum();
+        Ok(Self { plan, request, key, fingerprint, runs, embeds, price })
+    }
+
+    /// Estimates the memory that the plan takes.
+    fn bytes(&self) -> usize {
+        let Self { plan, fingerprint, runs, .. } = self;
+        let texts = plan.placeholder.iter().map(|piece| match piece {
+            VideoPiece::Text { text, .. } => 64 + text.len(),
+            VideoPiece::Tokens(_) => 64,
+        });
+        let frames = plan.frames.len() + plan.loaded_frames.len();
+        let timestamps = plan.timestamps.as_ref().map_or(0, Vec::len);
+        texts.sum::<usize>() + 8 * (frames + timestamps) + 24 * runs.len() + fingerprint.len()
+    }
+}
+
+/// The weight of a plan in the cache: its bytes.
+#[derive(Clone)]
+pub(super) struct PlanWeight;
+
+impl Weighter<MmHash, PlanOutcome> for PlanWeight {
+    fn weight(&self, _: &MmHash, outcome: &PlanOutcome) -> u64 {
+        512 + outcome.as_ref().map_or(0, |video| video.bytes()) as u64
+    }
+}
