@@ -128,9 +128,10 @@ async fn planned_videos(server: &Server) -> f64 {
     server.metric("chiasm_videos_planned_total").await
 }
 
-/// For each family, videos that are planned from their containers and decoded from cuts give the
-/// same tokens as those of vLLM's processor, and tensors with the same digest. An engine that holds
-/// a video gets it by name.
+/// Videos that are planned from their containers and decoded from cuts give the same tokens as
+/// those of vLLM's processor, and tensors with the same digest. An engine that holds a video gets
+/// it by name. Qwen2-VL is left out to save time: its items are those of Qwen2.5-VL without
+/// `second_per_grid_ts`.
 #[tokio::test]
 #[ignore = "needs vLLM: `cargo xtask test` runs it"]
 async fn planned_videos_match_vllm_processor() {
@@ -147,7 +148,7 @@ async fn planned_videos_match_vllm_processor() {
     ];
     let is_planned = variable("CHIASM_TEST_VLLM_VERSION").starts_with("0.32.");
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../chiasm-video/tests/clips");
-    for model in ["qwen2vl", "qwen25vl", "qwen3vl"] {
+    for model in ["qwen25vl", "qwen3vl"] {
         let (native, helped) =
             tokio::join!(serve(model, &[]), serve(model, &["--processor", "vllm"]));
         let clips = CLIPS.map(|name| std::fs::read(folder.join(name)).expect("a clip"));

@@ -118,8 +118,8 @@ fn skip_profile_tier_level(bits: &mut Bits, sub_layers: u32) -> Option<()> {
     Some(())
 }
 
-/// Reads the headers of a sample's NAL units. Raises `highest_layer` to the number of temporal layers
-/// that it shows.
+/// Reads the headers of a sample's NAL units. Raises `highest_layer` to the number of temporal
+/// layers that it shows.
 pub(super) fn read_sample(
     sample: &[u8],
     config: &Config<'_>,
