@@ -37,8 +37,9 @@ use source::VideoSource;
 const MAX_PLAN_BYTES: u64 = 64 << 20;
 /// The estimated number of cached plans.
 const ESTIMATED_PLANS: usize = 1 << 12;
-/// The vLLM release whose videos the plans equal.
-const PLANNED_RELEASE: VllmVersion = VllmVersion::minor(0, 32);
+/// The vLLM releases whose videos the plans equal. 0.33 differs only for videos that are never
+/// planned: of one frame, of unknown length, or without a frame rate.
+const PLANNED_RELEASES: [VllmVersion; 2] = [VllmVersion::minor(0, 32), VllmVersion::minor(0, 33)];
 
 /// The reason why a video goes whole to vLLM's own processor, as a short name for metrics.
 type Cause = &'static str;
@@ -227,7 +228,7 @@ impl Videos {
     /// Checks that the workers of a class accept the planned videos of a request.
     fn check_class(&self, class: &PresentClass, videos: &PlannedVideos) -> Result<(), Cause> {
         let VllmItems::Release(release) = class.class.vllm_items else { return Err("release") };
-        if VllmVersion::minor(release.major, release.minor) != PLANNED_RELEASE {
+        if !PLANNED_RELEASES.contains(&VllmVersion::minor(release.major, release.minor)) {
             return Err("release");
         }
         // Frames of another release's decoder may differ.

@@ -25,7 +25,7 @@ use crate::{Cause as ErrorCause, Generation, Pipeline, PipelineLimits, VllmProce
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 const VIDEO_TOKEN: TokenId = TokenId(447);
 /// A release whose videos are planned.
-const PLANNED: &str = "vLLM 0.32.0";
+const PLANNED: &str = "vLLM 0.33.0";
 
 fn clip(name: &str) -> Vec<u8> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm-video/tests/clips");
@@ -166,8 +166,14 @@ fn planned_tokens(model: &ServedModel, clip: &[u8]) -> usize {
 
 #[tokio::test]
 async fn video_is_planned_and_routed_without_processor() {
-    let VideoTest { test, _folder } = &VideoTest::new(PLANNED).await;
-    for name in ["h264.mp4", "h264_edit.mp4", "hevc.mkv", "vp9.webm"] {
+    for (release, name) in [
+        ("vLLM 0.32.1", "h264.mp4"),
+        (PLANNED, "h264.mp4"),
+        (PLANNED, "h264_edit.mp4"),
+        (PLANNED, "hevc.mkv"),
+        (PLANNED, "vp9.webm"),
+    ] {
+        let VideoTest { test, _folder } = &VideoTest::new(release).await;
         let clip = clip(name);
         let backend = &test.backends[0];
         let mut hashes = Vec::new();
@@ -191,6 +197,7 @@ async fn video_is_planned_and_routed_without_processor() {
         assert_eq!(hashes[0], hashes[1]);
         assert_eq!(backend.requested_items(), []);
     }
+    let VideoTest { test, _folder } = &VideoTest::new(PLANNED).await;
     let rotated = conversation(&[&clip("h264.mp4"), &clip("h264_rotated_90.mp4")], json!({}));
     let prepared = test.prepare(rotated, ClientSampling::default()).await.unwrap();
     let [one, other] = &*prepared.plans[0].job_items else { panic!("two items") };
@@ -325,7 +332,7 @@ async fn missing_processor_fails_with_retryable_error() {
 
 #[tokio::test]
 async fn unplanned_videos_go_to_processor() {
-    for engine in ["vLLM 0.33.0", "vLLM 0.31.0", "vLLM dev"] {
+    for engine in ["vLLM 0.34.0", "vLLM 0.31.0", "vLLM dev"] {
         let test = VideoTest::new(engine).await;
         test.assert_whole(conversation(&[&clip("h264.mp4")], json!({})), "release").await;
     }

@@ -1,12 +1,10 @@
 //! Planning videos before any frame is decoded.
 //!
-//! Follows vLLM 0.32 with `transformers` 5.19, in its three steps:
+//! Follows vLLM 0.32 and 0.33 with `transformers` 5.19 and 5.20, in its three steps:
 //!
 //! 1. A loader picks the frames to decode (`vllm/multimodal/video.py`): [`VideoLoader`].
 //! 2. The video processor may pick again, then resizes the frames (`video_processing_*.py`).
 //! 3. The model's class in vLLM counts tokens and writes the placeholder.
-//!
-//! The Python code of these steps is the same in vLLM 0.33 and `transformers` 5.20.
 //!
 //! [`VideoModel::plan`] computes all of them from the number of frames, their rate and their size.
 //! Whatever is not known to equal vLLM is [`NotPlanned`]; vLLM's own processor makes such a video.
