@@ -16,6 +16,9 @@ use crate::error::Error;
 const POLL: Duration = Duration::from_millis(50);
 /// The number of log lines in an error message.
 const TAIL_LINES: usize = 20;
+/// The maximum number of panics in an error, and the number of lines of each.
+const MAX_PANICS: usize = 4;
+const PANIC_LINES: usize = 5;
 
 /// The destination of progress lines and of the output of child processes.
 #[derive(Clone, Debug)]
@@ -60,9 +63,23 @@ impl Output {
         let text = fs::read(path).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
-        let last = &lines[lines.len().saturating_sub(TAIL_LINES)..];
-        format!("; the end of {}:\n{}", path.display(), last.join("\n"))
+        let (before, last) = lines.split_at(lines.len().saturating_sub(TAIL_LINES));
+        let panics = panic_messages(before).concat();
+        let panics = if panics.is_empty() { panics } else { format!("{panics}…\n") };
+        format!("; the end of {}:\n{panics}{}", path.display(), last.join("\n"))
     }
+}
+
+/// Returns the messages of the last panics, which backtraces push out of the end of a log.
+fn panic_messages(lines: &[&str]) -> Vec<String> {
+    let panics = (0..lines.len()).rev().filter(|&at| lines[at].contains(" panicked at "));
+    let panics = panics.take(MAX_PANICS).map(|at| {
+        let end = lines.len().min(at + PANIC_LINES);
+        lines[at..end].iter().map(|line| format!("{line}\n")).collect()
+    });
+    let mut panics: Vec<String> = panics.collect();
+    panics.reverse();
+    panics
 }
 
 fn open_log(path: &PathBuf) -> Result<File, Error> {
@@ -162,6 +179,18 @@ mod tests {
         assert!(text.starts_with("counting failed with exit status: 3"), "{text}");
         assert!(text.ends_with("100\nlast words"), "{text}");
         assert!(!text.contains("before"), "{text}");
+    }
+
+    #[test]
+    fn panic_before_backtrace_is_in_tail() {
+        let dir = tempfile::tempdir().unwrap();
+        let output = Output::Log(dir.path().join("log"));
+        let script =
+            "echo \"thread 'main' (7) panicked at a.rs:1:\"; echo reason; seq 1 100; exit 1";
+        let error = run(&mut shell(script), "test", &output, &Cancel::default()).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("panicked at a.rs:1:\nreason\n1\n2\n3\n…\n81\n"), "{text}");
+        assert!(text.ends_with("\n100"), "{text}");
     }
 
     #[test]

@@ -72,7 +72,7 @@ def main():
     send(
         connection,
         {
-            "vllm": "0.32.0",
+            "vllm": "0.33.0",
             "limits": {"image": None, "video": None},
             "max_tokens": {"image": 9},
             "placeholders": {"video": ["<|vision_start|><|video_pad|><|vision_end|>"]},
