@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ class Outcome(NamedTuple):
     # The wall-clock seconds and CPU seconds of all. There is no CPU time of the side `item`.
     wall: float
     cpu: float | None
-    # The prompt tokens of each, or the sum of the tensors' bytes.
+    # The prompt tokens of each, the sum of the tensors' bytes, or a digest of the pixels.
     results: list[int]
 
 
@@ -41,10 +42,16 @@ class Server:
     """A frontend at a port of this machine, and its engines."""
 
     def __init__(
-        self, programs: list[Program], port: int, path: str, fields: dict[str, Any] | None = None
+        self,
+        programs: list[Program],
+        port: int,
+        path: str,
+        fields: dict[str, Any] | None = None,
+        result: Callable[[bytes], int] | None = None,
     ) -> None:
         self._programs, self._frontend = programs, programs[0]
         self._port, self._path, self._fields = port, path, fields or {}
+        self._result = result or prompt_tokens
 
     def _connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self._port, timeout=TIMEOUT_S)
@@ -81,7 +88,7 @@ class Server:
             answer = self._send(connection, text)
             ms = (time.perf_counter() - start) * 1e3
             free.append(connection)
-            return ms, prompt_tokens(answer)
+            return ms, self._result(answer)
 
         cpu, start = self._frontend.cpu(), time.perf_counter()
         with ThreadPoolExecutor(clients) as threads:
@@ -91,7 +98,7 @@ class Server:
         cpu = self._frontend.cpu() - cpu
         for connection in connections:
             connection.close()
-        return Outcome([ms for ms, _ in answers], wall, cpu, [tokens for _, tokens in answers])
+        return Outcome([ms for ms, _ in answers], wall, cpu, [result for _, result in answers])
 
     def _send(self, connection: http.client.HTTPConnection, text: bytes) -> bytes:
         connection.request("POST", self._path, text, {"content-type": "application/json"})
@@ -117,8 +124,16 @@ def prompt_tokens(answer: bytes) -> int:
 
 
 def chiasm(
-    program: str, vllm: str, model: Path, helpers: int, clients: int, scratch: Path
+    program: str,
+    vllm: str,
+    model: Path,
+    helpers: int,
+    clients: int,
+    scratch: Path,
+    flags: list[str],
+    result: Callable[[bytes], int] | None = None,
 ) -> Server:
+    """Returns a frontend with these additional flags, and its simulated engine."""
     port, handshake = free_port(), f"tcp://127.0.0.1:{free_port()}"
     # As in an engine that has run for a while, the cache holds a repeated item and is soon full of
     # new ones.
@@ -126,14 +141,14 @@ def chiasm(
     engine = [program, "sim-engine", "--model", str(model), "--handshake", handshake, *cache]
     engine += ["--sim-speedup", "1000000", "--sim-max-model-len", "32768", "--sim-blocks", "65536"]
     frontend = [program, "serve", str(model), "--served-model-name", MODEL, "--port", str(port)]
-    frontend += ["--attach", handshake, "--processor", "vllm", "--vllm", vllm]
+    frontend += ["--attach", handshake, "--vllm", vllm, *flags]
     frontend += ["--processors", str(helpers), "--processor-queue", str(2 * clients)]
     frontend += ["--processor-timeout", str(int(TIMEOUT_S)), "--mm-arena-gb", "1.5", *cache]
     frontend += ["--max-bytes-in-flight", str(8 * GIB)]
     variables = {"CHIASM_STATE_DIR": str(scratch / "state")}
     engines = Program("simulated engine", engine, scratch)
     server = Program("chiasm", frontend, scratch, variables=variables)
-    return Server([server, engines], port, "/v1/chat/completions")
+    return Server([server, engines], port, "/v1/chat/completions", result=result)
 
 
 def render(vllm: str, model: Path, scratch: Path) -> tuple[Server, Server]:

@@ -81,7 +81,8 @@ def started(
     with ExitStack() as stack:
         render = servers.render(vllm, model, scratch)
         stack.callback(render[0].stop)
-        server = servers.chiasm(chiasm, vllm, model, helpers, clients, scratch)
+        flags = ["--processor", "vllm"]
+        server = servers.chiasm(chiasm, vllm, model, helpers, clients, scratch, flags)
         stack.callback(server.stop)
         python = [sys.executable, "-s", "-B"]
         item = [arguments.item, "--python", sys.executable, "--model", str(model)]

@@ -19,6 +19,7 @@
 //! | `roles` | engines that prefill and engines that decode |
 //! | `upstream` | routers in front of servers that are already running |
 //! | `processor` | vLLM's processor |
+//! | `video` | videos that are planned from their containers |
 //! | `serve` | frontend and real engines together |
 //! | `programs` | programs that cargo builds, and their output |
 //! | `door_peers` | frontends and routers to measure against |
@@ -43,6 +44,7 @@ mod runs;
 mod serve;
 mod spec;
 mod upstream;
+mod video;
 
 use std::fs;
 
@@ -72,10 +74,11 @@ pub(crate) enum Bench {
     Machines,
     Roles,
     Upstream,
+    Video,
 }
 
 impl Bench {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Pixels,
         Self::Handoff,
         Self::Index,
@@ -86,6 +89,7 @@ impl Bench {
         Self::Machines,
         Self::Roles,
         Self::Upstream,
+        Self::Video,
     ];
 
     pub(crate) fn from_name(name: &str) -> Option<Self> {
@@ -104,6 +108,7 @@ impl Bench {
             Self::Machines => &machines::SPEC,
             Self::Roles => &roles::SPEC,
             Self::Upstream => &upstream::SPEC,
+            Self::Video => &video::SPEC,
         }
     }
 

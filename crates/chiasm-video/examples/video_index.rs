@@ -50,7 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let cut = index.cut(&file, &wanted)?;
     let bytes: usize = cut.parts.iter().map(|part| part.len()).sum();
     println!(
-        "the cut has {:.1} % of the price and {:.1} % of the bytes",
+        "the cut has {:.1} % of the cost and {:.1} % of the bytes",
         100.0 * cut.price() as f64 / index.price() as f64,
         100.0 * bytes as f64 / file.len() as f64,
     );
@@ -65,7 +65,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 fn print_times(name: &str, mut times: Vec<Duration>) {
     times.sort();
-    println!("{name}: median {:?}, fastest {:?}", times[times.len() / 2], times[0]);
+    let [median, fastest] = [times[times.len() / 2], times[0]].map(|time| time.as_secs_f64() * 1e3);
+    println!("{name}: median {median:.3} ms, fastest {fastest:.3} ms");
 }
 
 /// Returns an mp4 of 1280x720 pixels whose samples have headers but no pictures.

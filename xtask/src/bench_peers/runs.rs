@@ -14,6 +14,7 @@ use crate::{child, etcd, models, nginx, plugin, vllm_overlay};
 const PIXEL_MODELS: &str = "bench/peers/models";
 const TRANSFORMERS_PEER: &str = "bench/peers/transformers_peer.py";
 const MEASURE_PROCESSOR: &str = "bench/processor/measure.py";
+const MEASURE_VIDEOS: &str = "bench/processor/videos.py";
 /// The tiny model with vLLM's processor and with real engines.
 const TINY_MODEL: &str = "qwen25vl";
 /// The numbers of conversations about shared images, in a run and in a short run.
@@ -65,23 +66,41 @@ pub(crate) fn index(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, E
 }
 
 pub(crate) fn processor(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
-    let script = setup.workspace.file(MEASURE_PROCESSOR)?;
+    let flags = vec![
+        ("--item", programs::example(setup, sides.profile, "chiasm-processor", "item")?),
+        ("--dynamo", door_peers::DYNAMO.into()),
+    ];
+    run_with_vllm(setup, MEASURE_PROCESSOR, rounds, sides, flags)
+}
+
+pub(crate) fn video(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row>, Error> {
+    let index = programs::example(setup, sides.profile, "chiasm-video", "video_index")?;
+    run_with_vllm(setup, MEASURE_VIDEOS, rounds, sides, vec![("--index", index)])
+}
+
+/// Runs a script in the Python environment with vLLM, with its own flags and the common ones.
+fn run_with_vllm(
+    setup: &Setup,
+    script: &'static str,
+    rounds: u32,
+    sides: &Sides,
+    own: Flags,
+) -> Result<Vec<Row>, Error> {
     let env = vllm_env::ensure(setup)?;
     let mut measure = env.python_command();
     // -s: ignores packages of the user. -B: no __pycache__ beside the script.
-    measure.args(["-s", "-B"]).arg(script);
+    measure.args(["-s", "-B"]).arg(setup.workspace.file(script)?);
     if rounds == SHORT_ROUNDS {
         measure.arg("--short");
     }
-    let flags = vec![
+    let mut flags = vec![
         ("--rounds", rounds.to_string().into()),
         ("--chiasm", programs::chiasm(setup, sides.profile)?),
         ("--vllm", env.vllm()),
-        ("--item", programs::example(setup, sides.profile, "chiasm-processor", "item")?),
         ("--model", models::ensure(setup, &env)?.join(TINY_MODEL)),
-        ("--dynamo", door_peers::DYNAMO.into()),
     ];
-    run(measure, MEASURE_PROCESSOR, flags)
+    flags.extend(own);
+    run(measure, script, flags)
 }
 
 /// Runs a command of the program `door` with its own flags and the common ones.
