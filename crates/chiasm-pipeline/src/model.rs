@@ -9,7 +9,7 @@ use chiasm_prompt::{ChatTemplate, ContentFormat, PromptError, Tokenizer};
 use chiasm_request::{ChatDefaults, GenerationConfig};
 use chiasm_types::TokenId;
 use chiasm_vision::{
-    AcceptedMedia, NotPlanned, VideoModel, VideoOptions, VisionError, VisionModel, Vocabulary,
+    AcceptedMedia, VideoModel, VideoOptions, VideoPlanError, VisionError, VisionModel, Vocabulary,
     VocabularyError,
 };
 use serde_json::{Map, Value};
@@ -74,7 +74,7 @@ pub struct ServedModel {
     /// The image family; `None` for a text model.
     pub vision: Option<VisionModel>,
     /// The planner of videos, or the reason why vLLM's own processor makes all videos.
-    pub videos: Result<VideoModel, NotPlanned>,
+    pub videos: Result<VideoModel, VideoPlanError>,
     /// The maximum number of videos in a prompt that Chiasm plans; vLLM's processor refuses more.
     pub max_videos: usize,
     /// The sampling defaults and the end tokens.
@@ -151,7 +151,7 @@ impl ServedModel {
             tokenizer,
             template,
             vision,
-            videos: Err(NotPlanned::Setting {
+            videos: Err(VideoPlanError::Setting {
                 key: "the image processor",
                 problem: "is vLLM's own, so videos are its own, too".to_owned(),
             }),

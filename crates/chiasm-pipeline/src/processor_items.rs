@@ -70,7 +70,7 @@ pub struct VllmProcessorOptions {
     /// `true` if requests may change the processor's settings.
     pub trust_request_kwargs: bool,
     /// The slots for decoding videos, which all processors share. A video takes one or more, by
-    /// its price.
+    /// its cost.
     pub concurrent_videos: usize,
 }
 
@@ -298,7 +298,7 @@ impl ReleaseProcessor {
             self.failures.remove(&key);
         }
         let video_permit = match encoded.modality {
-            Modality::Video => self.videos.acquire(self.video_price(&encoded.bytes).await?).await,
+            Modality::Video => self.videos.acquire(self.decode_cost(&encoded.bytes).await?).await,
             _ => None,
         };
         let started = Instant::now();
@@ -321,11 +321,11 @@ impl ReleaseProcessor {
         Ok(Arc::new(ItemTensors { output, _charge: charge }))
     }
 
-    /// Returns the price of decoding a whole video, if its index tells.
-    async fn video_price(&self, file: &Bytes) -> Result<Option<u64>, RequestError> {
+    /// Returns the cost of decoding a whole video, if its index tells.
+    async fn decode_cost(&self, file: &Bytes) -> Result<Option<u64>, RequestError> {
         let ticket = CpuBudget::shared().ticket(price::video_index(file.len()))?;
         let file = file.clone();
-        let read = move || VideoIndex::read(&file).ok().map(|index| index.price());
+        let read = move || VideoIndex::read(&file).ok().map(|index| index.decode_cost());
         Ok(self.cpu.run(&ticket, read).await?)
     }
 

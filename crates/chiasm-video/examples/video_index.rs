@@ -51,7 +51,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let bytes: usize = cut.parts.iter().map(|part| part.len()).sum();
     println!(
         "the cut has {:.1} % of the cost and {:.1} % of the bytes",
-        100.0 * cut.price() as f64 / index.price() as f64,
+        100.0 * cut.decode_cost() as f64 / index.decode_cost() as f64,
         100.0 * bytes as f64 / file.len() as f64,
     );
     if let Some(folder) = std::env::args().nth(2) {

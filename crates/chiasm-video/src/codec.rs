@@ -7,16 +7,16 @@ mod nal;
 mod picture;
 mod vpx;
 
-use crate::error::Unindexed;
+use crate::error::IndexError;
 use crate::track::{Codec, Track};
 use picture::{Picture, StreamHeader};
 
-pub(crate) use picture::Start;
+pub(crate) use picture::RandomAccess;
 
 /// The role of a sample in decoding.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SampleRole {
-    pub(crate) start: Start,
+    pub(crate) start: RandomAccess,
     /// Set if no other picture refers to this one.
     pub(crate) is_droppable: bool,
 }
@@ -36,14 +36,14 @@ pub(crate) struct Contents {
 }
 
 /// Reads the headers inside all samples, whose ranges must be inside `file`.
-pub(crate) fn read_contents(file: &[u8], track: &Track) -> Result<Contents, Unindexed> {
-    let config = file.get(track.config.clone()).ok_or(Unindexed::Malformed)?;
+pub(crate) fn read_contents(file: &[u8], track: &Track) -> Result<Contents, IndexError> {
+    let config = file.get(track.config.clone()).ok_or(IndexError::Malformed)?;
     match track.codec {
         Codec::H264 => {
-            let (length_size, sets) = h264::read_config(config).ok_or(Unindexed::CodecHeader)?;
+            let (length_size, sets) = h264::read_config(config).ok_or(IndexError::CodecHeader)?;
             let first = first_sample(file, track);
             let sps = h264::first_sps(&sets).or_else(|| h264::find_sps(first, length_size));
-            let header = h264::read_sps(sps.ok_or(Unindexed::CodecHeader)?)?;
+            let header = h264::read_sps(sps.ok_or(IndexError::CodecHeader)?)?;
             h264::check_sps(&sets, header)?;
             let mut in_band = nal::InBandSets::new(&sets);
             let finds_b_slices = !track.has_composition_times;
@@ -56,14 +56,14 @@ pub(crate) fn read_contents(file: &[u8], track: &Track) -> Result<Contents, Unin
             Ok(contents(header, length_size, roles, in_band.has_changes()))
         }
         Codec::Hevc => {
-            let config = hevc::read_config(config).ok_or(Unindexed::CodecHeader)?;
+            let config = hevc::read_config(config).ok_or(IndexError::CodecHeader)?;
             let first = first_sample(file, track);
             let sps = hevc::first_sps(&config.sets)
                 .or_else(|| hevc::find_sps(first, config.length_size))
-                .ok_or(Unindexed::CodecHeader)?;
+                .ok_or(IndexError::CodecHeader)?;
             let header = hevc::read_sps(sps)?;
             if header.is_reordered && !track.has_composition_times && track.samples.len() > 1 {
-                return Err(Unindexed::Order);
+                return Err(IndexError::Order);
             }
             hevc::check_sps(&config.sets, header)?;
             let mut in_band = nal::InBandSets::new(&config.sets);
@@ -93,10 +93,10 @@ pub(crate) fn read_contents(file: &[u8], track: &Track) -> Result<Contents, Unin
 fn keyed_contents(
     file: &[u8],
     track: &Track,
-    read: fn(&[u8]) -> Result<Picture, Unindexed>,
-    size: fn(&[u8]) -> Result<StreamHeader, Unindexed>,
-    check: fn(&[u8], StreamHeader) -> Result<(), Unindexed>,
-) -> Result<Contents, Unindexed> {
+    read: fn(&[u8]) -> Result<Picture, IndexError>,
+    size: fn(&[u8]) -> Result<StreamHeader, IndexError>,
+    check: fn(&[u8], StreamHeader) -> Result<(), IndexError>,
+) -> Result<Contents, IndexError> {
     let header = size(first_sample(file, track))?;
     let roles = roles(file, track, |sample| {
         let picture = read(sample)?;
@@ -129,20 +129,20 @@ fn contents(
 fn roles(
     file: &[u8],
     track: &Track,
-    mut read: impl FnMut(&[u8]) -> Result<Picture, Unindexed>,
-) -> Result<Vec<SampleRole>, Unindexed> {
+    mut read: impl FnMut(&[u8]) -> Result<Picture, IndexError>,
+) -> Result<Vec<SampleRole>, IndexError> {
     let mut roles = Vec::with_capacity(track.samples.len());
     let mut begins_sequence = false;
     for sample in &track.samples {
-        let picture = read(file.get(sample.range()).ok_or(Unindexed::Truncated)?)?;
+        let picture = read(file.get(sample.range()).ok_or(IndexError::Truncated)?)?;
         // Some writers mark all samples as key frames, and intra refresh marks inexact ones.
-        let start = if sample.is_sync { picture.start } else { Start::No };
+        let start = if sample.is_sync { picture.start } else { RandomAccess::No };
         if picture.has_b_slice {
-            return Err(Unindexed::Order);
+            return Err(IndexError::Order);
         }
         // Decoders skip the leading pictures of a new sequence.
-        if begins_sequence && picture.start != Start::Closed {
-            return Err(Unindexed::Pictures);
+        if begins_sequence && picture.start != RandomAccess::Closed {
+            return Err(IndexError::Pictures);
         }
         begins_sequence = picture.ends_sequence;
         roles.push(SampleRole { start, is_droppable: picture.is_droppable });

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use crate::codec::{Start, hevc};
-use crate::error::WholeFile;
+use crate::codec::{RandomAccess, hevc};
+use crate::error::CutError;
 use crate::index::VideoIndex;
 use crate::plan::{Plan, Segment, plan};
 use crate::track::Codec;
@@ -23,17 +23,17 @@ impl VideoIndex {
     /// # Errors
     ///
     /// Returns the reason if only the whole file gives the same frames.
-    pub fn cut(&self, file: &[u8], wanted: &[u64]) -> Result<Cut, WholeFile> {
+    pub fn cut(&self, file: &[u8], wanted: &[u64]) -> Result<Cut, CutError> {
         self.cut_into(file, wanted, 1)
     }
 
-    /// Cuts as [`cut`](Self::cut) does, into up to `parts` parts of similar price, for several
+    /// Cuts as [`cut`](Self::cut) does, into up to `parts` parts of similar cost, for several
     /// cores; into more if the file has H.264 recovery points.
     ///
     /// # Errors
     ///
     /// Returns the reason if only the whole file gives the same frames.
-    pub fn cut_into(&self, file: &[u8], wanted: &[u64], parts: usize) -> Result<Cut, WholeFile> {
+    pub fn cut_into(&self, file: &[u8], wanted: &[u64], parts: usize) -> Result<Cut, CutError> {
         let plan = plan(self, wanted)?;
         Cut::build(self, file, plan, parts.max(1))
     }
@@ -47,18 +47,18 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Returns the price of decoding: samples times pixels, over all parts.
-    pub fn price(&self) -> u64 {
-        self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.price))
+    /// Returns the cost of decoding: samples times pixels, over all parts.
+    pub fn decode_cost(&self) -> u64 {
+        self.parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.decode_cost))
     }
 
     /// Writes the plan as about `parts` files.
-    fn build(index: &VideoIndex, file: &[u8], plan: Plan, parts: usize) -> Result<Self, WholeFile> {
+    fn build(index: &VideoIndex, file: &[u8], plan: Plan, parts: usize) -> Result<Self, CutError> {
         if file.len() != index.file_bytes {
-            return Err(WholeFile::OtherFile);
+            return Err(CutError::OtherFile);
         }
         if index.track.copied_header_bytes() > MAX_COPIED_HEADER_BYTES {
-            return Err(WholeFile::Headers);
+            return Err(CutError::Headers);
         }
         let total = plan.samples();
         let parts = parts.min(plan.segments.len());
@@ -66,10 +66,10 @@ impl Cut {
         let mut done = 0;
         for segment in plan.segments {
             let samples = segment.samples.len();
-            // Groups are closed at multiples of the mean price.
+            // Groups are closed at multiples of the mean cost.
             let is_full = done * parts >= total * groups.len() && groups.len() < parts;
             // libavcodec skips the pictures behind a recovery point that does not come first.
-            let is_alone = segment.start == Start::Open && index.track.codec == Codec::H264;
+            let is_alone = segment.start == RandomAccess::Open && index.track.codec == Codec::H264;
             match groups.last_mut() {
                 Some(group) if !is_full && !is_alone => group.push(segment),
                 _ => groups.push(vec![segment]),
@@ -109,7 +109,7 @@ pub struct CutPart {
     /// The number of frames of the part. Fewer decoded frames mean a damaged file.
     pub samples: u32,
     /// Samples times pixels.
-    pub price: u64,
+    pub decode_cost: u64,
 }
 
 impl CutPart {
@@ -147,7 +147,7 @@ impl CutPart {
         file: &[u8],
         segments: &[Segment],
         wanted: &BTreeMap<u32, u64>,
-    ) -> Result<Self, WholeFile> {
+    ) -> Result<Self, CutError> {
         let ranks = ranks(index, segments);
         let kept = || segments.iter().flat_map(|segment| &segment.samples).copied();
         let mut frames: Vec<CutFrame> = kept()
@@ -162,7 +162,9 @@ impl CutPart {
             for (place, &sample) in segment.samples.iter().enumerate() {
                 let range = index.track.samples[sample as usize].range();
                 let is_behind_gap = number > 0 && place == 0;
-                if is_behind_gap && segment.start == Start::Open && index.track.codec == Codec::Hevc
+                if is_behind_gap
+                    && segment.start == RandomAccess::Open
+                    && index.track.codec == Codec::Hevc
                 {
                     push_as_bla(&mut pieces, file, range, index.length_size.into());
                 } else {
@@ -171,8 +173,8 @@ impl CutPart {
             }
         }
         let samples = ranks.len() as u32;
-        let price = u64::from(samples).saturating_mul(index.pixels());
-        Ok(Self { pieces, frames, samples, price })
+        let decode_cost = u64::from(samples).saturating_mul(index.pixels());
+        Ok(Self { pieces, frames, samples, decode_cost })
     }
 }
 

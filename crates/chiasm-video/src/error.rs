@@ -3,7 +3,7 @@
 /// The reason why a file has no index: its frame count, rate or size cannot be vouched for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-pub enum Unindexed {
+pub enum IndexError {
     /// The file is neither mp4, mov, Matroska nor WebM.
     #[error("the container is neither mp4 nor Matroska")]
     Container,
@@ -69,7 +69,7 @@ pub enum Unindexed {
     Order,
 }
 
-impl Unindexed {
+impl IndexError {
     /// Returns a stable name, for metrics.
     pub fn cause(self) -> &'static str {
         match self {
@@ -101,7 +101,7 @@ impl Unindexed {
 /// The reason why an indexed file cannot be cut for some wanted frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-pub enum WholeFile {
+pub enum CutError {
     /// No frame is wanted.
     #[error("no frame is wanted")]
     NothingWanted,
@@ -125,7 +125,7 @@ pub enum WholeFile {
     TooLarge,
 }
 
-impl WholeFile {
+impl CutError {
     /// Returns a stable name, for metrics.
     pub fn cause(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
 //! The index of a video: its properties, and the roles of its samples.
 
-use crate::codec::{SampleRole, Start, read_contents};
+use crate::codec::{RandomAccess, SampleRole, read_contents};
 use crate::count::FrameCounter;
-use crate::error::Unindexed;
+use crate::error::IndexError;
 use crate::track::{Codec, Container, Track};
 use crate::{matroska, mp4};
 
@@ -59,20 +59,20 @@ impl VideoIndex {
     /// # Errors
     ///
     /// Returns the reason if the frame count, the rate or the size cannot be vouched for.
-    pub fn read(file: &[u8]) -> Result<Self, Unindexed> {
+    pub fn read(file: &[u8]) -> Result<Self, IndexError> {
         let track = if matroska::accepts(file) {
             matroska::read(file)?
         } else if mp4::accepts(file) {
             mp4::read(file)?
         } else {
-            return Err(Unindexed::Container);
+            return Err(IndexError::Container);
         };
         let contents = read_contents(file, &track)?;
         check_first(&track, &contents.roles)?;
         let order = presentation_order(&track);
         let times: Vec<i64> =
             order.iter().map(|&index| track.samples[index as usize].pts).collect();
-        let frames = FrameCounter::new(&track, &times).frames().ok_or(Unindexed::FrameCount)?;
+        let frames = FrameCounter::new(&track, &times).frames().ok_or(IndexError::FrameCount)?;
         let is_upright = track.rotation % 180 == 0;
         let width = contents.width;
         let height = contents.height;
@@ -90,7 +90,7 @@ impl VideoIndex {
             codec: track.codec,
             container: track.container,
             samples: track.samples.len() as u64,
-            safe_starts: count(|role| role.start != Start::No),
+            safe_starts: count(|role| role.start != RandomAccess::No),
             droppable_samples: count(|role| role.is_droppable),
         };
         Ok(Self {
@@ -110,11 +110,11 @@ impl VideoIndex {
         self.properties
     }
 
-    /// Returns the price of decoding the whole file: samples times pixels.
+    /// Returns the cost of decoding the whole file: samples times pixels.
     ///
-    /// Comparable with [`Cut::price`](crate::Cut::price). OpenCV decodes each frame up to the last
+    /// Comparable with [`Cut::decode_cost`](crate::Cut::decode_cost). OpenCV decodes each frame up to the last
     /// wanted one.
-    pub fn price(&self) -> u64 {
+    pub fn decode_cost(&self) -> u64 {
         self.properties.samples.saturating_mul(self.pixels())
     }
 
@@ -126,15 +126,15 @@ impl VideoIndex {
 
 /// Checks that the first sample that OpenCV decodes is a safe start, and that no frame is shown
 /// before it: OpenCV skips such frames, which shifts the numbers of all later ones.
-fn check_first(track: &Track, roles: &[SampleRole]) -> Result<(), Unindexed> {
+fn check_first(track: &Track, roles: &[SampleRole]) -> Result<(), IndexError> {
     let first = track.kept.start;
     let (Some(sample), Some(role)) = (track.samples.get(first), roles.get(first)) else {
-        return Err(Unindexed::FirstSample);
+        return Err(IndexError::FirstSample);
     };
     let is_first_shown =
         track.samples.iter().all(|other| !other.is_visible || other.pts >= sample.pts);
-    if role.start == Start::No || role.start == Start::Open && !is_first_shown {
-        return Err(Unindexed::FirstSample);
+    if role.start == RandomAccess::No || role.start == RandomAccess::Open && !is_first_shown {
+        return Err(IndexError::FirstSample);
     }
     Ok(())
 }

@@ -1,14 +1,14 @@
 //! Reads what a video is, and cuts out wanted frames, without decoding anything.
 //!
 //! [`VideoIndex::read`] reads the index of an mp4, mov, Matroska or WebM file: the number of frames
-//! and the rate exactly as vLLM 0.32 with OpenCV 5.0 counts them, the size of the frames, the safe
-//! starts and the samples that no other one needs. [`VideoIndex::cut`] returns a small mp4 with the
-//! wanted frames and what they depend on. OpenCV decodes from it, bit for bit, the frames that it
-//! decodes from the whole file, in a fraction of the time.
+//! and the rate exactly as vLLM 0.32 and 0.33 with OpenCV 5.0 count them, the size of the frames,
+//! the safe starts and the samples that no other one needs. [`VideoIndex::cut`] returns a small mp4
+//! with the wanted frames and what they depend on. OpenCV decodes from it, bit for bit, the frames
+//! that it decodes from the whole file, in a fraction of the time.
 //!
 //! Everything is bounded: time and memory are proportional to the number of samples, which is at
 //! most [`MAX_SAMPLES`]. No bytes cause a panic. What an index cannot vouch for is an error with a
-//! stable name ([`Unindexed::cause`], [`WholeFile::cause`]); the whole file goes to vLLM's own
+//! stable name ([`IndexError::cause`], [`CutError::cause`]); the whole file goes to vLLM's own
 //! processor then.
 //!
 //! ```no_run
@@ -57,6 +57,6 @@ mod track;
 mod write;
 
 pub use cut::{Cut, CutFrame, CutPart, Piece};
-pub use error::{Unindexed, WholeFile};
+pub use error::{CutError, IndexError};
 pub use index::{VideoIndex, VideoProperties};
 pub use track::{Codec, Container, MAX_SAMPLES};

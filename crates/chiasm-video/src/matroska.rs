@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use crate::bytes::array_at;
-use crate::error::Unindexed;
+use crate::error::IndexError;
 use crate::rational::reduce;
 use crate::track::{
     Codec, Colour, Container, Headers, MAX_SAMPLES, Sample, Timing, Track, check_samples,
@@ -48,7 +48,7 @@ pub(crate) fn accepts(file: &[u8]) -> bool {
 }
 
 /// Reads the video track of a file.
-pub(crate) fn read(file: &[u8]) -> Result<Track, Unindexed> {
+pub(crate) fn read(file: &[u8]) -> Result<Track, IndexError> {
     let mut info = Info::default();
     let mut video: Option<Video> = None;
     let mut samples = Vec::new();
@@ -62,26 +62,26 @@ pub(crate) fn read(file: &[u8]) -> Result<Track, Unindexed> {
                 cluster_time = 0;
                 elements.enter(&element);
             }
-            _ if element.is_unsized => return Err(Unindexed::Malformed),
+            _ if element.is_unsized => return Err(IndexError::Malformed),
             INFO => info.read(file, &element)?,
             CUES => read_cues(file, &element, &mut cues)?,
             TRACKS if video.is_none() => video = Some(Video::read_only(file, &element)?),
             TIMESTAMP => {
                 let time = unsigned(&file[element.body]).filter(|&time| time < MAX_TIME);
-                cluster_time = time.ok_or(Unindexed::Malformed)? as i64;
+                cluster_time = time.ok_or(IndexError::Malformed)? as i64;
             }
             SIMPLE_BLOCK | BLOCK_GROUP => {
-                let video = video.as_ref().ok_or(Unindexed::Malformed)?;
+                let video = video.as_ref().ok_or(IndexError::Malformed)?;
                 let sample = read_block(file, &element, video.number, cluster_time)?;
                 if samples.len() == MAX_SAMPLES {
-                    return Err(Unindexed::TooManySamples);
+                    return Err(IndexError::TooManySamples);
                 }
                 samples.extend(sample);
             }
             _ => {}
         }
     }
-    let video = video.ok_or(Unindexed::VideoTracks)?;
+    let video = video.ok_or(IndexError::VideoTracks)?;
     check_samples(&samples, file.len())?;
     let mut timing = timing(&info, &video, &samples)?;
     // libavformat seeks by the cues, which can leave out key frames.
@@ -113,7 +113,7 @@ struct Cue {
 }
 
 /// Adds the seek points of all tracks.
-fn read_cues(file: &[u8], element: &Element, cues: &mut Vec<Cue>) -> Result<(), Unindexed> {
+fn read_cues(file: &[u8], element: &Element, cues: &mut Vec<Cue>) -> Result<(), IndexError> {
     for point in Elements::new(file, element.body.clone()) {
         let point = point?;
         if point.id != CUE_POINT {
@@ -125,7 +125,7 @@ fn read_cues(file: &[u8], element: &Element, cues: &mut Vec<Cue>) -> Result<(), 
             match field.id {
                 CUE_TIME => time = unsigned(&file[field.body]).filter(|&time| time < MAX_TIME),
                 CUE_TRACK_POSITIONS => {
-                    let time = time.ok_or(Unindexed::Malformed)? as i64;
+                    let time = time.ok_or(IndexError::Malformed)? as i64;
                     let mut track = None;
                     for child in Elements::new(file, field.body) {
                         let child = child?;
@@ -143,19 +143,19 @@ fn read_cues(file: &[u8], element: &Element, cues: &mut Vec<Cue>) -> Result<(), 
 }
 
 /// Computes the rate and the frame count of the header.
-fn timing(info: &Info, video: &Video, samples: &[Sample]) -> Result<Timing, Unindexed> {
+fn timing(info: &Info, video: &Video, samples: &[Sample]) -> Result<Timing, IndexError> {
     let duration = video.default_duration.filter(|&duration| duration > 0);
     let (numerator, denominator) =
-        reduce(NANOSECONDS, duration.ok_or(Unindexed::FrameRate)?, MAX_RATE_PART);
+        reduce(NANOSECONDS, duration.ok_or(IndexError::FrameRate)?, MAX_RATE_PART);
     if numerator == 0 || denominator == 0 {
-        return Err(Unindexed::FrameRate);
+        return Err(IndexError::FrameRate);
     }
     let fps = numerator as f64 / denominator as f64;
     let scale = info.timestamp_scale;
     let ticks = reduce(NANOSECONDS, scale, u32::MAX.into());
     let duration = info.duration.filter(|duration| duration.is_finite() && *duration > 0.0);
     // As in libavformat: floating-point numbers, cut to whole microseconds.
-    let duration_us = duration.ok_or(Unindexed::FrameCount)? * scale as f64 * 1000.0 / 1e6;
+    let duration_us = duration.ok_or(IndexError::FrameCount)? * scale as f64 * 1000.0 / 1e6;
     let duration_us = duration_us as i64;
     let frames = (duration_us as f64 / 1e6 * fps + 0.5).floor() as i64;
     let start = samples.first().map(|sample| sample.pts).unwrap_or_default();
@@ -185,14 +185,14 @@ impl Default for Info {
 }
 
 impl Info {
-    fn read(&mut self, file: &[u8], element: &Element) -> Result<(), Unindexed> {
+    fn read(&mut self, file: &[u8], element: &Element) -> Result<(), IndexError> {
         for child in Elements::new(file, element.body.clone()) {
             let child = child?;
             let body = &file[child.body];
             match child.id {
                 TIMESTAMP_SCALE => {
                     let scale = unsigned(body).filter(|scale| (1..=NANOSECONDS).contains(scale));
-                    self.timestamp_scale = scale.ok_or(Unindexed::Malformed)?;
+                    self.timestamp_scale = scale.ok_or(IndexError::Malformed)?;
                 }
                 DURATION => self.duration = float(body),
                 _ => {}
@@ -217,7 +217,7 @@ struct Video {
 
 impl Video {
     /// Reads the only video track.
-    fn read_only(file: &[u8], tracks: &Element) -> Result<Self, Unindexed> {
+    fn read_only(file: &[u8], tracks: &Element) -> Result<Self, IndexError> {
         let mut video = None;
         for entry in Elements::new(file, tracks.body.clone()) {
             let entry = entry?;
@@ -230,10 +230,10 @@ impl Video {
                 continue;
             }
             if video.replace(fields.into_video()?).is_some() {
-                return Err(Unindexed::VideoTracks);
+                return Err(IndexError::VideoTracks);
             }
         }
-        video.ok_or(Unindexed::VideoTracks)
+        video.ok_or(IndexError::VideoTracks)
     }
 }
 
@@ -255,7 +255,7 @@ struct Fields {
 }
 
 impl Fields {
-    fn read(&mut self, file: &[u8], entry: &Element) -> Result<(), Unindexed> {
+    fn read(&mut self, file: &[u8], entry: &Element) -> Result<(), IndexError> {
         for field in Elements::new(file, entry.body.clone()) {
             let field = field?;
             let body = &file[field.body.clone()];
@@ -277,7 +277,7 @@ impl Fields {
         Ok(())
     }
 
-    fn read_video(&mut self, file: &[u8], video: &Element) -> Result<(), Unindexed> {
+    fn read_video(&mut self, file: &[u8], video: &Element) -> Result<(), IndexError> {
         for field in Elements::new(file, video.body.clone()) {
             let field = field?;
             let body = &file[field.body.clone()];
@@ -295,23 +295,23 @@ impl Fields {
         Ok(())
     }
 
-    fn into_video(self) -> Result<Video, Unindexed> {
+    fn into_video(self) -> Result<Video, IndexError> {
         if self.is_encoded {
-            return Err(Unindexed::ContentEncoding);
+            return Err(IndexError::ContentEncoding);
         }
         if self.is_cropped {
-            return Err(Unindexed::Crop);
+            return Err(IndexError::Crop);
         }
         let side = |side: Option<u64>| side.and_then(|side| u16::try_from(side).ok());
         let (Some(width), Some(height)) = (side(self.width), side(self.height)) else {
-            return Err(Unindexed::CodecHeader);
+            return Err(IndexError::CodecHeader);
         };
         if self.is_shifted {
-            return Err(Unindexed::TrackTimes);
+            return Err(IndexError::TrackTimes);
         }
         Ok(Video {
-            number: self.number.ok_or(Unindexed::Malformed)?,
-            codec: self.codec.filter(|_| !self.has_alpha).ok_or(Unindexed::Codec)?,
+            number: self.number.ok_or(IndexError::Malformed)?,
+            codec: self.codec.filter(|_| !self.has_alpha).ok_or(IndexError::Codec)?,
             config: self.config,
             width,
             height,
@@ -332,7 +332,7 @@ fn codec(name: &[u8]) -> Option<Codec> {
     }
 }
 
-fn read_colour(file: &[u8], element: &Element) -> Result<Colour, Unindexed> {
+fn read_colour(file: &[u8], element: &Element) -> Result<Colour, IndexError> {
     const UNKNOWN: u16 = 2;
     let mut colour =
         Colour { primaries: UNKNOWN, transfer: UNKNOWN, matrix: UNKNOWN, is_full_range: false };
@@ -357,7 +357,7 @@ fn read_block(
     element: &Element,
     track: u64,
     cluster_time: i64,
-) -> Result<Option<Sample>, Unindexed> {
+) -> Result<Option<Sample>, IndexError> {
     let mut body = element.body.clone();
     let mut is_sync = None;
     if element.id == BLOCK_GROUP {
@@ -375,17 +375,17 @@ fn read_block(
         is_sync = Some(!has_reference);
     }
     let block = &file[body.clone()];
-    let (number, number_bytes) = number(block, 0, 8, false).ok_or(Unindexed::Malformed)?;
+    let (number, number_bytes) = number(block, 0, 8, false).ok_or(IndexError::Malformed)?;
     if number != track {
         return Ok(None);
     }
-    let [high, low, flags] = array_at(block, number_bytes).ok_or(Unindexed::Malformed)?;
+    let [high, low, flags] = array_at(block, number_bytes).ok_or(IndexError::Malformed)?;
     if flags & LACING != 0 {
-        return Err(Unindexed::Lacing);
+        return Err(IndexError::Lacing);
     }
     let pts = cluster_time + i64::from(i16::from_be_bytes([high, low]));
     let offset = body.start + number_bytes + 3;
-    let size = u32::try_from(body.end - offset).map_err(|_| Unindexed::Malformed)?;
+    let size = u32::try_from(body.end - offset).map_err(|_| IndexError::Malformed)?;
     Ok(Some(Sample {
         offset,
         size,

@@ -8,7 +8,7 @@ mod sample_entry;
 mod tables;
 
 use crate::bytes::{array_at, i32_at};
-use crate::error::Unindexed;
+use crate::error::IndexError;
 use crate::rational::{reduce, rescale};
 use crate::track::{Container, CopiedBoxes, Headers, Timing, Track, check_samples};
 use boxes::{Boxes, Mp4Box, child};
@@ -24,8 +24,8 @@ pub(crate) fn accepts(file: &[u8]) -> bool {
 }
 
 /// Reads the video track of a file.
-pub(crate) fn read(file: &[u8]) -> Result<Track, Unindexed> {
-    let moov = child(file, 0..file.len(), b"moov").ok_or(Unindexed::Truncated)?;
+pub(crate) fn read(file: &[u8]) -> Result<Track, IndexError> {
+    let moov = child(file, 0..file.len(), b"moov").ok_or(IndexError::Truncated)?;
     let movie = Movie::read(file, &moov)?;
     let video = movie.video(file)?;
     let entry = SampleEntry::read(file, &video)?;
@@ -38,13 +38,13 @@ pub(crate) fn read(file: &[u8]) -> Result<Track, Unindexed> {
         None => fragments::Fragments::default(),
     };
     if !has_fragments && Boxes::new(file, 0..file.len()).any(|found| found.kind == *b"moof") {
-        return Err(Unindexed::Malformed);
+        return Err(IndexError::Malformed);
     }
     check_samples(&samples.samples, file.len())?;
     let edited = if has_fragments {
         // libavformat hides samples of fragments whose decoding time does not grow.
         if !samples.samples.is_sorted_by(|one, next| one.seek_time < next.seek_time) {
-            return Err(Unindexed::FrameCount);
+            return Err(IndexError::FrameCount);
         }
         // It shifts times by the edit, but hides nothing.
         let start = samples.samples.iter().map(|sample| sample.pts).min().unwrap_or_default();
@@ -82,23 +82,23 @@ fn timing(
     fragments: &fragments::Fragments,
     has_fragments: bool,
     edited: &edits::Edited,
-) -> Result<Timing, Unindexed> {
+) -> Result<Timing, IndexError> {
     let frames = samples.table_samples as u64 + fragments.samples;
     let duration = samples.table_duration.saturating_add(fragments.duration);
     if frames == 0 || duration == 0 {
-        return Err(Unindexed::FrameRate);
+        return Err(IndexError::FrameRate);
     }
-    let ticks = u64::from(video.timescale).checked_mul(frames).ok_or(Unindexed::FrameRate)?;
+    let ticks = u64::from(video.timescale).checked_mul(frames).ok_or(IndexError::FrameRate)?;
     let (numerator, denominator) = reduce(ticks, duration, i32::MAX as u64);
     if numerator == 0 || denominator == 0 {
-        return Err(Unindexed::FrameRate);
+        return Err(IndexError::FrameRate);
     }
     let fps = numerator as f64 / denominator as f64;
     let (least_us, most_us) = if has_fragments {
         fragments.duration_us
     } else {
         let duration = rescale(movie.duration, 1_000_000, movie.timescale.into());
-        let duration = duration.ok_or(Unindexed::Malformed)?;
+        let duration = duration.ok_or(IndexError::Malformed)?;
         (duration, duration)
     };
     let header_frames = if samples.table_samples > 0 {
@@ -119,7 +119,7 @@ fn timing(
 }
 
 /// Returns the rotation as OpenCV's `CAP_PROP_ORIENTATION_META` gives it.
-fn rotation(file: &[u8], movie: &Movie, video: &TrackBoxes) -> Result<u16, Unindexed> {
+fn rotation(file: &[u8], movie: &Movie, video: &TrackBoxes) -> Result<u16, IndexError> {
     const ONE: i32 = 1 << 16;
     let matrix = |found: &Mp4Box, at: [usize; 2]| -> Option<[i32; 4]> {
         let body = found.payload(file);
@@ -131,15 +131,15 @@ fn rotation(file: &[u8], movie: &Movie, video: &TrackBoxes) -> Result<u16, Unind
             i32_at(body, at + 16)?,
         ])
     };
-    let of_movie = matrix(&movie.header, [36, 48]).ok_or(Unindexed::Malformed)?;
+    let of_movie = matrix(&movie.header, [36, 48]).ok_or(IndexError::Malformed)?;
     if of_movie != [ONE, 0, 0, ONE] {
-        return Err(Unindexed::Transform);
+        return Err(IndexError::Transform);
     }
-    match matrix(&video.header, [40, 52]).ok_or(Unindexed::Malformed)? {
+    match matrix(&video.header, [40, 52]).ok_or(IndexError::Malformed)? {
         [ONE, 0, 0, ONE] => Ok(0),
         [0, ONE, b, 0] if b == -ONE => Ok(90),
         [a, 0, 0, d] if a == -ONE && d == -ONE => Ok(180),
         [0, b, ONE, 0] if b == -ONE => Ok(270),
-        _ => Err(Unindexed::Transform),
+        _ => Err(IndexError::Transform),
     }
 }

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::codec::Start;
-use crate::error::WholeFile;
+use crate::codec::RandomAccess;
+use crate::error::CutError;
 use crate::index::VideoIndex;
 use crate::track::Codec;
 
 /// Samples that are decoded from a safe start.
 #[derive(Debug)]
 pub(crate) struct Segment {
-    pub(crate) start: Start,
+    pub(crate) start: RandomAccess,
     /// The positions of the samples, in decoding order; the first is the safe start.
     pub(crate) samples: Vec<u32>,
 }
@@ -32,19 +32,19 @@ impl Plan {
     /// Returns the number of segments that begin with a recovery point of H.264. Each has to begin
     /// a file of its own.
     fn own_files(&self) -> usize {
-        self.segments.iter().filter(|segment| segment.start == Start::Open).count()
+        self.segments.iter().filter(|segment| segment.start == RandomAccess::Open).count()
     }
 }
 
-/// The price of opening one more file, in samples: 12 ms, where a picture of 720p takes 2 ms.
-const FILE_PRICE: usize = 6;
+/// The cost of opening one more file, in samples: 12 ms, where a picture of 720p takes 2 ms.
+const FILE_COST: usize = 6;
 
 /// Plans a cut: each wanted sample, from the last safe start before it, without droppable samples.
 ///
 /// Uses recovery points of H.264 only if that is cheaper.
-pub(crate) fn plan(index: &VideoIndex, wanted: &[u64]) -> Result<Plan, WholeFile> {
-    let starts = starts(index, |start| start == Start::Closed);
-    let all_starts = self::starts(index, |start| start != Start::No);
+pub(crate) fn plan(index: &VideoIndex, wanted: &[u64]) -> Result<Plan, CutError> {
+    let starts = starts(index, |start| start == RandomAccess::Closed);
+    let all_starts = self::starts(index, |start| start != RandomAccess::No);
     if index.track.codec != Codec::H264 {
         return plan_from(index, wanted, &all_starts);
     }
@@ -53,29 +53,29 @@ pub(crate) fn plan(index: &VideoIndex, wanted: &[u64]) -> Result<Plan, WholeFile
         return Ok(plan);
     }
     let split = plan_from(index, wanted, &all_starts)?;
-    let is_cheaper = split.samples() + FILE_PRICE * split.own_files() < plan.samples();
+    let is_cheaper = split.samples() + FILE_COST * split.own_files() < plan.samples();
     Ok(if is_cheaper { split } else { plan })
 }
 
 /// Plans a cut with these safe starts.
-fn plan_from(index: &VideoIndex, wanted: &[u64], starts: &[u32]) -> Result<Plan, WholeFile> {
+fn plan_from(index: &VideoIndex, wanted: &[u64], starts: &[u32]) -> Result<Plan, CutError> {
     if wanted.is_empty() {
-        return Err(WholeFile::NothingWanted);
+        return Err(CutError::NothingWanted);
     }
     if index.has_duplicate_times {
-        return Err(WholeFile::DuplicateTimes);
+        return Err(CutError::DuplicateTimes);
     }
     if index.has_changing_sets {
-        return Err(WholeFile::ParameterSets);
+        return Err(CutError::ParameterSets);
     }
     let mut frames = BTreeMap::new();
     for &frame in wanted {
         let sample = usize::try_from(frame).ok().and_then(|frame| index.order.get(frame));
-        frames.insert(*sample.ok_or(WholeFile::BeyondIndex)?, frame);
+        frames.insert(*sample.ok_or(CutError::BeyondIndex)?, frame);
     }
     let mut ends: BTreeMap<u32, u32> = BTreeMap::new();
     for &sample in frames.keys() {
-        let start = start_for(index, starts, sample).ok_or(WholeFile::BeyondIndex)?;
+        let start = start_for(index, starts, sample).ok_or(CutError::BeyondIndex)?;
         let end = ends.entry(start).or_insert(sample);
         *end = sample.max(*end);
     }
@@ -103,7 +103,7 @@ fn plan_from(index: &VideoIndex, wanted: &[u64], starts: &[u32]) -> Result<Plan,
 }
 
 /// Returns the positions of the safe starts of some kinds.
-fn starts(index: &VideoIndex, is_used: impl Fn(Start) -> bool) -> Vec<u32> {
+fn starts(index: &VideoIndex, is_used: impl Fn(RandomAccess) -> bool) -> Vec<u32> {
     let roles = (0u32..).zip(&index.roles);
     let mut starts: Vec<u32> =
         roles.filter(|(_, role)| is_used(role.start)).map(|(position, _)| position).collect();
@@ -122,7 +122,8 @@ fn start_for(index: &VideoIndex, starts: &[u32], sample: u32) -> Option<u32> {
     let mut at = starts.partition_point(|&start| start <= sample).checked_sub(1)?;
     let is_leading = |at: usize| {
         let start = starts[at] as usize;
-        index.roles[start].start == Start::Open && samples[sample as usize].pts < samples[start].pts
+        index.roles[start].start == RandomAccess::Open
+            && samples[sample as usize].pts < samples[start].pts
     };
     while at > 0 && is_leading(at) {
         at -= 1;
@@ -135,7 +136,7 @@ fn start_for(index: &VideoIndex, starts: &[u32], sample: u32) -> Option<u32> {
 fn drop_undecodable(index: &VideoIndex, segment: &mut Segment) {
     let samples = &index.track.samples;
     let Some(&first) = segment.samples.first() else { return };
-    if segment.start == Start::Open {
+    if segment.start == RandomAccess::Open {
         let first_pts = samples[first as usize].pts;
         segment.samples.retain(|&sample| samples[sample as usize].pts >= first_pts);
     }

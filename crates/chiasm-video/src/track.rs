@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::error::Unindexed;
+use crate::error::IndexError;
 
 /// The maximum number of samples of an index: nine hours at 30 frames per second.
 pub const MAX_SAMPLES: usize = 1 << 20;
@@ -136,19 +136,19 @@ impl Track {
 
 /// Checks that all samples have bytes in a file of `length` bytes and do not overlap on the whole,
 /// which bounds the time to read them.
-pub(crate) fn check_samples(samples: &[Sample], length: usize) -> Result<(), Unindexed> {
+pub(crate) fn check_samples(samples: &[Sample], length: usize) -> Result<(), IndexError> {
     let mut total = 0usize;
     for sample in samples {
         if sample.size == 0 {
-            return Err(Unindexed::Pictures);
+            return Err(IndexError::Pictures);
         }
         if sample.range().end > length {
-            return Err(Unindexed::Truncated);
+            return Err(IndexError::Truncated);
         }
         total = total.saturating_add(sample.size as usize);
     }
     if samples.is_empty() || total > length {
-        return Err(Unindexed::Malformed);
+        return Err(IndexError::Malformed);
     }
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! from them if an H.264 stream does not state it; frames would be lost or swapped without.
 
 use crate::bytes::u32_at;
-use crate::error::WholeFile;
+use crate::error::CutError;
 use crate::index::VideoIndex;
 use crate::track::{Codec, Colour, Headers};
 
@@ -24,12 +24,12 @@ pub(crate) fn header(
     file: &[u8],
     kept: impl Iterator<Item = u32> + Clone,
     ranks: &[u32],
-) -> Result<Vec<u8>, WholeFile> {
+) -> Result<Vec<u8>, CutError> {
     let sizes: Vec<u32> =
         kept.clone().map(|sample| index.track.samples[sample as usize].size).collect();
     let data_bytes: u64 = sizes.iter().copied().map(u64::from).sum();
     let mdat_bytes = u32::try_from(data_bytes + MDAT_HEADER_BYTES as u64);
-    let mdat_bytes = mdat_bytes.map_err(|_| WholeFile::TooLarge)?;
+    let mdat_bytes = mdat_bytes.map_err(|_| CutError::TooLarge)?;
     let shift = (0i64..).zip(ranks).map(|(place, &rank)| place - i64::from(rank)).max();
     let shift = shift.unwrap_or(0);
     let offsets = (0i64..).zip(ranks).map(|(place, &rank)| i64::from(rank) - place + shift);
@@ -37,7 +37,7 @@ pub(crate) fn header(
     let mut boxes = BoxWriter::default();
     boxes.write(b"ftyp", |boxes| boxes.raw(b"isom\0\0\x02\0isomiso2mp41"));
     let mut chunk_offset_at = 0;
-    let heads = Heads::new(index, file).ok_or(WholeFile::OtherFile)?;
+    let heads = Heads::new(index, file).ok_or(CutError::OtherFile)?;
     boxes.write(b"moov", |boxes| {
         boxes.raw(&heads.mvhd);
         boxes.write(b"trak", |boxes| {
@@ -86,7 +86,7 @@ pub(crate) fn header(
     });
     let mut bytes = boxes.bytes;
     let chunk_offset = u32::try_from(bytes.len() + MDAT_HEADER_BYTES);
-    let chunk_offset = chunk_offset.map_err(|_| WholeFile::TooLarge)?;
+    let chunk_offset = chunk_offset.map_err(|_| CutError::TooLarge)?;
     bytes[chunk_offset_at..chunk_offset_at + 4].copy_from_slice(&chunk_offset.to_be_bytes());
     bytes.extend(mdat_bytes.to_be_bytes());
     bytes.extend(b"mdat");

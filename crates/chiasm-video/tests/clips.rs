@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 
-use chiasm_video::{Unindexed, VideoIndex};
+use chiasm_video::{IndexError, VideoIndex};
 use serde_json::{Map, Value};
 
 /// A clip and its entry in `index.json`.
@@ -53,7 +53,7 @@ fn properties_equal_those_of_opencv() {
                     }
                 }
             }
-            Err(error) => println!("{name}: {error} ({})", Unindexed::cause(error)),
+            Err(error) => println!("{name}: {error} ({})", IndexError::cause(error)),
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

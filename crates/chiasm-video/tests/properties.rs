@@ -1,6 +1,6 @@
 //! Properties that hold for any bytes. The fuzz target `video` includes this file.
 
-use chiasm_video::{Piece, VideoIndex, WholeFile};
+use chiasm_video::{CutError, Piece, VideoIndex};
 
 /// The maximum size of the headers of a part, beside 16 bytes per sample and copied boxes.
 const MAX_HEADER_BYTES: usize = 1024;
@@ -21,7 +21,7 @@ pub(crate) fn index_and_cut(file: &[u8], wanted: &[u64], parts: usize) -> bool {
     let cut = match index.cut_into(file, &wanted, parts) {
         Ok(cut) => cut,
         Err(error) => {
-            assert_ne!(error, WholeFile::BeyondIndex);
+            assert_ne!(error, CutError::BeyondIndex);
             return false;
         }
     };

@@ -1,6 +1,6 @@
 //! Safe starts and droppable samples.
 
-use chiasm_video::{Unindexed, VideoIndex, WholeFile};
+use chiasm_video::{CutError, IndexError, VideoIndex};
 
 use crate::clips::{Clip, clips};
 
@@ -28,25 +28,25 @@ const ROLES: [(&str, u64, u64); 18] = [
 ];
 
 /// Clips that are not indexed, and why.
-const UNINDEXED: [(&str, Unindexed); 18] = [
-    ("audio_only.mp4", Unindexed::VideoTracks),
-    ("av1.mp4", Unindexed::Codec),
-    ("h264.ts", Unindexed::Container),
-    ("h264_fragments_truncated.mp4", Unindexed::Truncated),
-    ("h264_interlaced.mp4", Unindexed::Interlaced),
-    ("h264_live.mkv", Unindexed::FrameCount),
-    ("h264_no_ctts.mp4", Unindexed::Order),
-    ("h264_no_moov.mp4", Unindexed::Truncated),
-    ("h264_paff_free.mp4", Unindexed::Interlaced),
-    ("h264_truncated.mkv", Unindexed::Truncated),
-    ("h264_truncated.mp4", Unindexed::Truncated),
-    ("h264_two_edits.mp4", Unindexed::EditList),
-    ("h264_zero_fps.mp4", Unindexed::FrameRate),
-    ("hevc_no_ctts.mp4", Unindexed::Order),
-    ("mjpeg.mov", Unindexed::Codec),
-    ("mpeg4.avi", Unindexed::Container),
-    ("mpeg4.mp4", Unindexed::Codec),
-    ("two_frames.gif", Unindexed::Container),
+const UNINDEXED: [(&str, IndexError); 18] = [
+    ("audio_only.mp4", IndexError::VideoTracks),
+    ("av1.mp4", IndexError::Codec),
+    ("h264.ts", IndexError::Container),
+    ("h264_fragments_truncated.mp4", IndexError::Truncated),
+    ("h264_interlaced.mp4", IndexError::Interlaced),
+    ("h264_live.mkv", IndexError::FrameCount),
+    ("h264_no_ctts.mp4", IndexError::Order),
+    ("h264_no_moov.mp4", IndexError::Truncated),
+    ("h264_paff_free.mp4", IndexError::Interlaced),
+    ("h264_truncated.mkv", IndexError::Truncated),
+    ("h264_truncated.mp4", IndexError::Truncated),
+    ("h264_two_edits.mp4", IndexError::EditList),
+    ("h264_zero_fps.mp4", IndexError::FrameRate),
+    ("hevc_no_ctts.mp4", IndexError::Order),
+    ("mjpeg.mov", IndexError::Codec),
+    ("mpeg4.avi", IndexError::Container),
+    ("mpeg4.mp4", IndexError::Codec),
+    ("two_frames.gif", IndexError::Container),
 ];
 
 fn clip(name: &str) -> Clip {
@@ -93,7 +93,7 @@ fn more_temporal_layers_than_stated_drop_nothing() {
 fn changed_parameter_set_needs_the_whole_file() {
     let Clip { file, .. } = clip("h264_in_band_changes.mp4");
     let index = VideoIndex::read(&file).unwrap();
-    assert_eq!(index.cut(&file, &[0]), Err(WholeFile::ParameterSets));
+    assert_eq!(index.cut(&file, &[0]), Err(CutError::ParameterSets));
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn large_header_needs_the_whole_file() {
     }
     file.splice(end..end, vec![0; MORE_BYTES as usize]);
     let index = VideoIndex::read(&file).unwrap();
-    assert_eq!(index.cut(&file, &[0]), Err(WholeFile::Headers));
+    assert_eq!(index.cut(&file, &[0]), Err(CutError::Headers));
 }
 
 #[test]
@@ -121,14 +121,14 @@ fn cues_without_a_key_frame_leave_the_count_unknown() {
     // The last cue's time changes.
     let last = cues + file[cues..].windows(2).rposition(|id| id == b"\xb3\x82").unwrap();
     file[last + 3] ^= 1;
-    assert_eq!(VideoIndex::read(&file).err(), Some(Unindexed::FrameCount));
+    assert_eq!(VideoIndex::read(&file).err(), Some(IndexError::FrameCount));
 }
 
 #[test]
 fn frame_beyond_the_index_needs_the_whole_file() {
     let Clip { file, .. } = clip("h264_edit.mp4");
     let index = VideoIndex::read(&file).unwrap();
-    assert_eq!(index.cut(&file, &[38]), Err(WholeFile::BeyondIndex));
-    assert_eq!(index.cut(&file, &[]), Err(WholeFile::NothingWanted));
-    assert_eq!(index.cut(&file[1..], &[0]), Err(WholeFile::OtherFile));
+    assert_eq!(index.cut(&file, &[38]), Err(CutError::BeyondIndex));
+    assert_eq!(index.cut(&file, &[]), Err(CutError::NothingWanted));
+    assert_eq!(index.cut(&file[1..], &[0]), Err(CutError::OtherFile));
 }

@@ -27,7 +27,7 @@
 //! A [`VideoModel`] does the same for videos, with an engine's flags: [`VideoModel::plan`] picks
 //! the frames and computes tokens and tensors from a file's number of frames, their rate and size;
 //! [`VideoModel::process_frame`] writes one frame's pixels. What is not known to equal vLLM is
-//! [`NotPlanned`].
+//! [`VideoPlanError`].
 //!
 //! | module | contents |
 //! |---|---|
@@ -79,7 +79,7 @@ pub use model::{AcceptedMedia, VisionModel};
 pub use size::ImageSize;
 pub use tensor::{Contents, PixelFormat, TensorSpec};
 pub use video::{
-    NotPlanned, PruningMethod, VideoLoader, VideoModel, VideoOptions, VideoPiece, VideoPlan,
+    PruningMethod, VideoLoader, VideoModel, VideoOptions, VideoPiece, VideoPlan, VideoPlanError,
     VideoProperties, VideoPruning, VideoRequest,
 };
 pub use vocabulary::{NoVocabulary, Vocabulary, VocabularyError};

@@ -1,10 +1,10 @@
-//! The bound on videos that are decoded at once, by their prices.
+//! The bound on videos that are decoded at once, by the cost of decoding them.
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The price of a video that takes one slot, in samples times pixels: a minute of 1280×720 pixels
+/// The cost of a video that takes one slot, in samples times pixels: a minute of 1280×720 pixels
 /// at 30 frames per second. Decoding it takes some five seconds of a core.
-const SLOT_PRICE: u64 = 60 * 30 * 1280 * 720;
+const SLOT_COST: u64 = 60 * 30 * 1280 * 720;
 
 /// The slots in which videos are decoded. An expensive video takes several.
 pub(crate) struct VideoSlots {
@@ -19,20 +19,20 @@ impl VideoSlots {
         Self { slots: Semaphore::new(total as usize), total }
     }
 
-    /// Waits for the slots of a video at this price; an unknown price takes one slot. The slots are
-    /// free again when the permit is dropped.
+    /// Waits for the slots of a video of this cost; one of unknown cost takes one slot. Dropping
+    /// the permit frees the slots.
     ///
     /// Videos are admitted in the order of the calls, so an expensive one does not starve.
-    pub(crate) async fn acquire(&self, price: Option<u64>) -> Option<SemaphorePermit<'_>> {
+    pub(crate) async fn acquire(&self, cost: Option<u64>) -> Option<SemaphorePermit<'_>> {
         // Never closed.
-        self.slots.acquire_many(slots(price, self.total)).await.ok()
+        self.slots.acquire_many(slots(cost, self.total)).await.ok()
     }
 }
 
-/// Returns the number of slots for a video: one per started [`SLOT_PRICE`], but at most half of all
+/// Returns the number of slots for a video: one per started [`SLOT_COST`], but at most half of all
 /// slots, so that one video never blocks all others.
-fn slots(price: Option<u64>, total: u32) -> u32 {
-    let slots = price.unwrap_or(0).div_ceil(SLOT_PRICE);
+fn slots(cost: Option<u64>, total: u32) -> u32 {
+    let slots = cost.unwrap_or(0).div_ceil(SLOT_COST);
     u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, total.div_ceil(2))
 }
 
@@ -45,8 +45,8 @@ mod tests {
         let four_seconds = 120 * 1280 * 720;
         assert_eq!(slots(None, 8), 1);
         assert_eq!(slots(Some(four_seconds), 8), 1);
-        assert_eq!(slots(Some(SLOT_PRICE), 8), 1);
-        assert_eq!(slots(Some(2 * SLOT_PRICE + 1), 8), 3);
+        assert_eq!(slots(Some(SLOT_COST), 8), 1);
+        assert_eq!(slots(Some(2 * SLOT_COST + 1), 8), 3);
         assert_eq!(slots(Some(u64::MAX), 8), 4);
         assert_eq!(slots(Some(u64::MAX), 1), 1);
     }

@@ -34,7 +34,7 @@ impl VideoSource {
     ) -> Result<Option<TensorBytes>, RequestError> {
         let Self { videos, video, .. } = self;
         let processor = videos.processors.for_class(&self.class).await?.processor().await?;
-        let slots = videos.processors.video_slots().acquire(Some(video.price)).await;
+        let slots = videos.processors.video_slots().acquire(Some(video.decode_cost)).await;
         // A video that takes several slots is decoded by as many processes.
         let processes = slots.as_ref().map_or(1, |slots| slots.num_permits());
         let Some(parts) = self.cut(processes).await? else { return Ok(None) };

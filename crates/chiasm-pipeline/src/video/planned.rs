@@ -32,8 +32,8 @@ pub(crate) struct PlannedVideo {
     pub(super) runs: Vec<TokenRun>,
     /// The number of tokens in `runs` that embed.
     pub(super) embeds: usize,
-    /// The price of decoding the planned frames: samples times pixels.
-    pub(super) price: u64,
+    /// The cost of decoding the planned frames: samples times pixels.
+    pub(super) decode_cost: u64,
 }
 
 /// The limits of planned videos. vLLM's own processor refuses a video beyond the limits of items.
@@ -113,11 +113,12 @@ impl PlannedVideo {
         if !limits.allow_plan(&plan, file.len()) {
             return Err("limit");
         }
-        let price = index.cut(file, &plan.frames).map_err(|reason| reason.cause())?.price();
+        let decode_cost =
+            index.cut(file, &plan.frames).map_err(|reason| reason.cause())?.decode_cost();
         let vocabulary = TokenizerVocabulary(&model.tokenizer);
         let runs = plan.tokenize(&vocabulary).map_err(|_| "tokenizer")?;
         let embeds = runs.iter().filter(|run| run.embeds).map(|run| run.count).sum();
-        Ok(Self { plan, request, key, fingerprint, runs, embeds, price })
+        Ok(Self { plan, request, key, fingerprint, runs, embeds, decode_cost })
     }
 
     /// Estimates the memory that the plan takes.

@@ -2,8 +2,8 @@
 
 use super::bits::{self, Bits};
 use super::nal::{self, ParameterSets};
-use super::picture::{Picture, Start, StreamHeader};
-use crate::error::Unindexed;
+use super::picture::{Picture, RandomAccess, StreamHeader};
+use crate::error::IndexError;
 
 const NAL_IDR_SLICE: u8 = 5;
 const NAL_SEI: u8 = 6;
@@ -34,10 +34,10 @@ pub(super) fn read_config(config: &[u8]) -> Option<(usize, ParameterSets<'_>)> {
 }
 
 /// Reads the size of the pictures from a sequence parameter set.
-pub(super) fn read_sps(nal: &[u8]) -> Result<StreamHeader, Unindexed> {
-    let sps = parse_sps(nal).ok_or(Unindexed::CodecHeader)?;
+pub(super) fn read_sps(nal: &[u8]) -> Result<StreamHeader, IndexError> {
+    let sps = parse_sps(nal).ok_or(IndexError::CodecHeader)?;
     if sps.is_interlaced {
-        return Err(Unindexed::Interlaced);
+        return Err(IndexError::Interlaced);
     }
     let width = i64::from(sps.width_mbs) * 16 - i64::from(sps.crop_x);
     let height = i64::from(sps.height_mbs) * 16 - i64::from(sps.crop_y);
@@ -146,7 +146,7 @@ pub(super) fn read_sample(
     finds_b_slices: bool,
     expected: StreamHeader,
     sets: &mut nal::InBandSets<'_>,
-) -> Result<Picture, Unindexed> {
+) -> Result<Picture, IndexError> {
     let mut pictures = 0;
     let mut is_droppable = true;
     let mut is_idr = true;
@@ -172,21 +172,21 @@ pub(super) fn read_sample(
             kind if is_parameter_set(kind) => {
                 let is_new = sets.add(nal);
                 if is_new && kind == NAL_SPS && read_sps(nal)? != expected {
-                    return Err(Unindexed::CodecHeader);
+                    return Err(IndexError::CodecHeader);
                 }
             }
             _ => {}
         }
     }
     if pictures != 1 {
-        return Err(Unindexed::Pictures);
+        return Err(IndexError::Pictures);
     }
     let start = if is_idr {
-        Start::Closed
+        RandomAccess::Closed
     } else if is_exact_recovery {
-        Start::Open
+        RandomAccess::Open
     } else {
-        Start::No
+        RandomAccess::No
     };
     Ok(Picture { start, is_droppable, has_b_slice, ends_sequence })
 }
@@ -238,9 +238,12 @@ pub(super) fn first_sps<'a>(sets: &ParameterSets<'a>) -> Option<&'a [u8]> {
 }
 
 /// Checks that all sequence parameter sets of a configuration state the same size.
-pub(super) fn check_sps(sets: &ParameterSets<'_>, expected: StreamHeader) -> Result<(), Unindexed> {
+pub(super) fn check_sps(
+    sets: &ParameterSets<'_>,
+    expected: StreamHeader,
+) -> Result<(), IndexError> {
     let mut all = sets.all(|unit| unit[0] & 31 == NAL_SPS);
-    if all.all(|nal| read_sps(nal) == Ok(expected)) { Ok(()) } else { Err(Unindexed::CodecHeader) }
+    if all.all(|nal| read_sps(nal) == Ok(expected)) { Ok(()) } else { Err(IndexError::CodecHeader) }
 }
 
 #[cfg(test)]
@@ -268,7 +271,7 @@ mod tests {
             let mut sets = nal::InBandSets::new(&config);
             read_sample(&sample, 1, false, expected, &mut sets).map(|picture| picture.start)
         };
-        assert_eq!(read(&narrow), Ok(Start::Closed));
-        assert_eq!(read(&wide), Err(Unindexed::CodecHeader));
+        assert_eq!(read(&narrow), Ok(RandomAccess::Closed));
+        assert_eq!(read(&wide), Err(IndexError::CodecHeader));
     }
 }

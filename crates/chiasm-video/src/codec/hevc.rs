@@ -2,9 +2,9 @@
 
 use super::bits::Bits;
 use super::nal::{self, ParameterSets};
-use super::picture::{Picture, Start, StreamHeader};
+use super::picture::{Picture, RandomAccess, StreamHeader};
 use crate::bytes::u16_at;
-use crate::error::Unindexed;
+use crate::error::IndexError;
 
 /// Types below are pictures without random access; even ones are not referred to by pictures of
 /// their own temporal layer.
@@ -56,8 +56,8 @@ pub(super) fn read_config(config: &[u8]) -> Option<Config<'_>> {
 }
 
 /// Reads the size of the pictures from a sequence parameter set.
-pub(super) fn read_sps(nal: &[u8]) -> Result<StreamHeader, Unindexed> {
-    let sps = parse_sps(nal).ok_or(Unindexed::CodecHeader)?;
+pub(super) fn read_sps(nal: &[u8]) -> Result<StreamHeader, IndexError> {
+    let sps = parse_sps(nal).ok_or(IndexError::CodecHeader)?;
     let header = StreamHeader::new(sps.width, sps.height)?;
     Ok(StreamHeader { is_reordered: sps.is_reordered, ..header })
 }
@@ -126,7 +126,7 @@ pub(super) fn read_sample(
     expected: StreamHeader,
     highest_layer: &mut u8,
     sets: &mut nal::InBandSets<'_>,
-) -> Result<Picture, Unindexed> {
+) -> Result<Picture, IndexError> {
     let mut pictures = 0;
     let mut first_kind = None;
     let mut is_droppable = true;
@@ -145,7 +145,7 @@ pub(super) fn read_sample(
         if matches!(kind, NAL_VPS..=NAL_PPS) {
             let is_new = sets.add(nal);
             if is_new && kind == NAL_SPS && !layer && read_sps(nal)? != expected {
-                return Err(Unindexed::CodecHeader);
+                return Err(IndexError::CodecHeader);
             }
         }
         if kind >= NAL_VPS || layer {
@@ -158,18 +158,18 @@ pub(super) fn read_sample(
             && kind.is_multiple_of(2)
             && temporal_id_plus_1 == config.temporal_layers;
         if *first_kind.get_or_insert(kind) != kind {
-            return Err(Unindexed::Pictures);
+            return Err(IndexError::Pictures);
         }
     }
     let (1, Some(kind)) = (pictures, first_kind) else {
-        return Err(Unindexed::Pictures);
+        return Err(IndexError::Pictures);
     };
     let start = match kind {
         // Decoders skip some of the pictures behind it, which shifts the numbers of frames.
-        NAL_FIRST_IRAP..=NAL_LAST_LEADING_BLA => return Err(Unindexed::Pictures),
-        NAL_BLA_N_LP..=NAL_LAST_CLOSED => Start::Closed,
-        NAL_CRA..=NAL_LAST_IRAP => Start::Open,
-        _ => Start::No,
+        NAL_FIRST_IRAP..=NAL_LAST_LEADING_BLA => return Err(IndexError::Pictures),
+        NAL_BLA_N_LP..=NAL_LAST_CLOSED => RandomAccess::Closed,
+        NAL_CRA..=NAL_LAST_IRAP => RandomAccess::Open,
+        _ => RandomAccess::No,
     };
     Ok(Picture { start, is_droppable, has_b_slice: false, ends_sequence })
 }
@@ -203,12 +203,15 @@ pub(crate) fn cra_as_bla(sample: &[u8], length_size: usize) -> Vec<(usize, u8)> 
 }
 
 /// Checks that all sequence parameter sets of a configuration's base layer state the same size.
-pub(super) fn check_sps(sets: &ParameterSets<'_>, expected: StreamHeader) -> Result<(), Unindexed> {
+pub(super) fn check_sps(
+    sets: &ParameterSets<'_>,
+    expected: StreamHeader,
+) -> Result<(), IndexError> {
     let is_base = |unit: &[u8]| {
         kind(unit[0]) == NAL_SPS
             && unit[0] & 1 == 0
             && unit.get(1).is_some_and(|byte| byte >> 3 == 0)
     };
     let mut all = sets.all(is_base);
-    if all.all(|nal| read_sps(nal) == Ok(expected)) { Ok(()) } else { Err(Unindexed::CodecHeader) }
+    if all.all(|nal| read_sps(nal) == Ok(expected)) { Ok(()) } else { Err(IndexError::CodecHeader) }
 }

@@ -2,9 +2,9 @@
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use super::picture::Start;
+use super::picture::RandomAccess;
 use crate::bytes::u16_at;
-use crate::error::Unindexed;
+use crate::error::IndexError;
 
 /// The maximum number of NAL units per sample; level 6.2 allows 600 slices.
 const MAX_UNITS_PER_SAMPLE: usize = 4096;
@@ -13,7 +13,7 @@ const MAX_UNITS_PER_SAMPLE: usize = 4096;
 pub(super) fn units(
     sample: &[u8],
     length_size: usize,
-) -> impl Iterator<Item = Result<&[u8], Unindexed>> {
+) -> impl Iterator<Item = Result<&[u8], IndexError>> {
     let mut rest = sample;
     let mut count = 0;
     std::iter::from_fn(move || {
@@ -26,7 +26,7 @@ pub(super) fn units(
         count += 1;
         if length == 0 || length > behind.len() || count > MAX_UNITS_PER_SAMPLE {
             rest = &[];
-            return Some(Err(Unindexed::Pictures));
+            return Some(Err(IndexError::Pictures));
         }
         let (unit, behind) = behind.split_at(length);
         rest = behind;
@@ -97,12 +97,12 @@ impl<'a> InBandSets<'a> {
     }
 
     /// Ends the current sample.
-    pub(super) fn end_sample(&mut self, start: Start) {
+    pub(super) fn end_sample(&mut self, start: RandomAccess) {
         let sets = std::mem::take(&mut self.current);
         let expected = *self.expected.get_or_insert(sets);
         self.has_changes |= match start {
-            Start::No => sets != 0,
-            Start::Closed | Start::Open => sets != expected,
+            RandomAccess::No => sets != 0,
+            RandomAccess::Closed | RandomAccess::Open => sets != expected,
         };
     }
 
@@ -124,20 +124,20 @@ mod tests {
 
     #[test]
     fn length_past_the_end_is_an_error() {
-        assert_eq!(units(&[0, 3, 7, 0], 2).last(), Some(Err(Unindexed::Pictures)));
-        assert_eq!(units(&[0, 0, 7], 2).last(), Some(Err(Unindexed::Pictures)));
+        assert_eq!(units(&[0, 3, 7, 0], 2).last(), Some(Err(IndexError::Pictures)));
+        assert_eq!(units(&[0, 0, 7], 2).last(), Some(Err(IndexError::Pictures)));
     }
 
     #[test]
     fn repeated_configuration_is_no_change() {
         let config = ParameterSets { units: vec![&[7, 1], &[8, 2]] };
         let mut sets = InBandSets::new(&config);
-        sets.end_sample(Start::Closed);
+        sets.end_sample(RandomAccess::Closed);
         sets.add(&[8, 2]);
-        sets.end_sample(Start::No);
+        sets.end_sample(RandomAccess::No);
         assert!(!sets.has_changes());
         sets.add(&[8, 3]);
-        sets.end_sample(Start::Closed);
+        sets.end_sample(RandomAccess::Closed);
         assert!(sets.has_changes());
     }
 }

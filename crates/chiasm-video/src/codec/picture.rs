@@ -1,10 +1,10 @@
 //! Pictures and their sizes, as any codec describes them.
 
-use crate::error::Unindexed;
+use crate::error::IndexError;
 
-/// A sample's fitness to be decoded first.
+/// Whether decoding can start at a sample: the codec's random access points.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Start {
+pub(crate) enum RandomAccess {
     /// It refers to earlier samples.
     #[default]
     No,
@@ -27,9 +27,9 @@ pub(super) struct StreamHeader {
 }
 
 impl StreamHeader {
-    pub(super) fn new(width: i64, height: i64) -> Result<Self, Unindexed> {
+    pub(super) fn new(width: i64, height: i64) -> Result<Self, IndexError> {
         if !(1..=MAX_SIDE).contains(&width) || !(1..=MAX_SIDE).contains(&height) {
-            return Err(Unindexed::CodecHeader);
+            return Err(IndexError::CodecHeader);
         }
         Ok(Self { width: width as u32, height: height as u32, is_reordered: false })
     }
@@ -38,7 +38,7 @@ impl StreamHeader {
 /// The picture of a sample.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Picture {
-    pub(super) start: Start,
+    pub(super) start: RandomAccess,
     pub(super) is_droppable: bool,
     /// Set if a slice refers to two pictures at once, and the container has no times for that.
     pub(super) has_b_slice: bool,

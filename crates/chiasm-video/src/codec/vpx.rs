@@ -1,7 +1,7 @@
 //! VP8 and VP9: the headers of frames.
 
-use super::picture::{Picture, Start, StreamHeader};
-use crate::error::Unindexed;
+use super::picture::{Picture, RandomAccess, StreamHeader};
+use crate::error::IndexError;
 
 /// The start code of a VP8 key frame.
 const VP8_START_CODE: [u8; 3] = [0x9d, 0x01, 0x2a];
@@ -11,74 +11,74 @@ const VP9_START_CODE: [u8; 3] = [0x49, 0x83, 0x42];
 const VP9_RGB: u32 = 7;
 
 /// Reads the header of a VP8 frame (RFC 6386, clause 9.1).
-pub(super) fn read_vp8(sample: &[u8]) -> Result<Picture, Unindexed> {
-    let tag = *sample.first().ok_or(Unindexed::Pictures)?;
+pub(super) fn read_vp8(sample: &[u8]) -> Result<Picture, IndexError> {
+    let tag = *sample.first().ok_or(IndexError::Pictures)?;
     let is_shown = tag & 0x10 != 0;
     if !is_shown {
-        return Err(Unindexed::Pictures);
+        return Err(IndexError::Pictures);
     }
-    let start = if tag & 1 == 0 { Start::Closed } else { Start::No };
+    let start = if tag & 1 == 0 { RandomAccess::Closed } else { RandomAccess::No };
     Ok(Picture { start, is_droppable: false, has_b_slice: false, ends_sequence: false })
 }
 
 /// Reads the size of a VP8 key frame.
-pub(super) fn vp8_size(sample: &[u8]) -> Result<StreamHeader, Unindexed> {
-    let header: &[u8; 10] = sample.first_chunk().ok_or(Unindexed::CodecHeader)?;
+pub(super) fn vp8_size(sample: &[u8]) -> Result<StreamHeader, IndexError> {
+    let header: &[u8; 10] = sample.first_chunk().ok_or(IndexError::CodecHeader)?;
     if header[0] & 1 != 0 || header[3..6] != VP8_START_CODE {
-        return Err(Unindexed::CodecHeader);
+        return Err(IndexError::CodecHeader);
     }
     let side = |low: u8, high: u8| i64::from(u16::from_le_bytes([low, high]) & 0x3fff);
     StreamHeader::new(side(header[6], header[7]), side(header[8], header[9]))
 }
 
 /// Checks that a VP8 frame does not state another size. Only key frames state one.
-pub(super) fn check_vp8_size(sample: &[u8], expected: StreamHeader) -> Result<(), Unindexed> {
+pub(super) fn check_vp8_size(sample: &[u8], expected: StreamHeader) -> Result<(), IndexError> {
     let is_key = sample.first().is_some_and(|tag| tag & 1 == 0);
-    if is_key && vp8_size(sample)? != expected { Err(Unindexed::CodecHeader) } else { Ok(()) }
+    if is_key && vp8_size(sample)? != expected { Err(IndexError::CodecHeader) } else { Ok(()) }
 }
 
 /// Checks that no frame of a VP9 sample states another size. Inter frames can.
-pub(super) fn check_vp9_size(sample: &[u8], expected: StreamHeader) -> Result<(), Unindexed> {
+pub(super) fn check_vp9_size(sample: &[u8], expected: StreamHeader) -> Result<(), IndexError> {
     for frame in superframe(sample)? {
-        let header = Vp9Header::read(frame).ok_or(Unindexed::Pictures)?;
+        let header = Vp9Header::read(frame).ok_or(IndexError::Pictures)?;
         let Some((width, height)) = header.size else { continue };
         if (width, height) != (expected.width, expected.height) {
-            return Err(Unindexed::CodecHeader);
+            return Err(IndexError::CodecHeader);
         }
     }
     Ok(())
 }
 
 /// Reads the headers of a VP9 frame or superframe. Exactly one of its frames must be shown.
-pub(super) fn read_vp9(sample: &[u8]) -> Result<Picture, Unindexed> {
+pub(super) fn read_vp9(sample: &[u8]) -> Result<Picture, IndexError> {
     let mut shown = 0;
-    let mut start = Start::No;
+    let mut start = RandomAccess::No;
     for (index, frame) in superframe(sample)?.into_iter().enumerate() {
-        let header = Vp9Header::read(frame).ok_or(Unindexed::Pictures)?;
+        let header = Vp9Header::read(frame).ok_or(IndexError::Pictures)?;
         shown += usize::from(header.is_shown);
         if header.is_key && index == 0 {
-            start = Start::Closed;
+            start = RandomAccess::Closed;
         }
     }
     if shown != 1 {
-        return Err(Unindexed::Pictures);
+        return Err(IndexError::Pictures);
     }
     Ok(Picture { start, is_droppable: false, has_b_slice: false, ends_sequence: false })
 }
 
 /// Reads the size of a VP9 key frame.
-pub(super) fn vp9_size(sample: &[u8]) -> Result<StreamHeader, Unindexed> {
+pub(super) fn vp9_size(sample: &[u8]) -> Result<StreamHeader, IndexError> {
     let frames = superframe(sample)?;
     let header = frames.first().and_then(|frame| Vp9Header::read(frame));
     let Some(Vp9Header { is_key: true, size: Some((width, height)), .. }) = header else {
-        return Err(Unindexed::CodecHeader);
+        return Err(IndexError::CodecHeader);
     };
     StreamHeader::new(width.into(), height.into())
 }
 
 /// Splits a superframe into its frames (VP9 specification, annex B).
-fn superframe(sample: &[u8]) -> Result<Vec<&[u8]>, Unindexed> {
-    let marker = *sample.last().ok_or(Unindexed::Pictures)?;
+fn superframe(sample: &[u8]) -> Result<Vec<&[u8]>, IndexError> {
+    let marker = *sample.last().ok_or(IndexError::Pictures)?;
     let size_bytes = usize::from(marker >> 3 & 3) + 1;
     let count = usize::from(marker & 7) + 1;
     let index_bytes = 2 + size_bytes * count;
@@ -93,7 +93,7 @@ fn superframe(sample: &[u8]) -> Result<Vec<&[u8]>, Unindexed> {
     for size in index[1..index.len() - 1].chunks(size_bytes) {
         let size = size.iter().rev().fold(0, |value, &byte| value << 8 | usize::from(byte));
         if size == 0 || size > rest.len() {
-            return Err(Unindexed::Pictures);
+            return Err(IndexError::Pictures);
         }
         let (frame, behind) = rest.split_at(size);
         frames.push(frame);
@@ -190,7 +190,7 @@ mod tests {
         let own = format!("{inter} 000 0000000000111111 0000000000011111");
         assert_eq!(check_vp9_size(&packed(&own), expected), Ok(()));
         let other = format!("{inter} 000 0000000000011111 0000000000011111");
-        assert_eq!(check_vp9_size(&packed(&other), expected), Err(Unindexed::CodecHeader));
+        assert_eq!(check_vp9_size(&packed(&other), expected), Err(IndexError::CodecHeader));
         assert_eq!(check_vp9_size(&packed(&format!("{inter} 01")), expected), Ok(()));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::error::Unindexed;
+use crate::error::IndexError;
 
 /// An element.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl<'a> Elements<'a> {
 }
 
 impl Iterator for Elements<'_> {
-    type Item = Result<Element, Unindexed>;
+    type Item = Result<Element, IndexError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.rest.is_empty() {
@@ -59,7 +59,7 @@ impl Iterator for Elements<'_> {
         if element.is_none() {
             self.rest.start = self.rest.end;
         }
-        Some(element.ok_or(Unindexed::Truncated))
+        Some(element.ok_or(IndexError::Truncated))
     }
 }
 
@@ -107,7 +107,7 @@ mod tests {
         let file = [0xe7, 0x81, 5, 0xe7, 0x82, 5];
         let mut elements = Elements::new(&file, 0..file.len());
         assert_eq!(elements.next().unwrap().unwrap().body, 2..3);
-        assert_eq!(elements.next().unwrap().unwrap_err(), Unindexed::Truncated);
+        assert_eq!(elements.next().unwrap().unwrap_err(), IndexError::Truncated);
         assert!(elements.next().is_none());
     }
 

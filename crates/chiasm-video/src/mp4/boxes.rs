@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::bytes::{array_at, u32_at, u64_at};
-use crate::error::Unindexed;
+use crate::error::IndexError;
 
 /// A box inside a file.
 #[derive(Clone, Debug)]
@@ -86,18 +86,18 @@ pub(super) fn checked_count(
     count: u32,
     entry_bytes: usize,
     at: usize,
-) -> Result<usize, Unindexed> {
-    let count = usize::try_from(count).map_err(|_| Unindexed::Malformed)?;
+) -> Result<usize, IndexError> {
+    let count = usize::try_from(count).map_err(|_| IndexError::Malformed)?;
     let available = body.len().saturating_sub(at) / entry_bytes;
-    if count > available { Err(Unindexed::Malformed) } else { Ok(count) }
+    if count > available { Err(IndexError::Malformed) } else { Ok(count) }
 }
 
 /// Returns the entries of a full box that begins with their number.
 pub(super) fn rows<'a>(
     body: &'a [u8],
     entry_bytes: usize,
-) -> Result<std::slice::ChunksExact<'a, u8>, Unindexed> {
-    let count = u32_at(body, 4).ok_or(Unindexed::Malformed)?;
+) -> Result<std::slice::ChunksExact<'a, u8>, IndexError> {
+    let count = u32_at(body, 4).ok_or(IndexError::Malformed)?;
     let count = checked_count(body, count, entry_bytes, 8)?;
     Ok(body[8..8 + count * entry_bytes].chunks_exact(entry_bytes))
 }

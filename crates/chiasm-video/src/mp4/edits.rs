@@ -6,7 +6,7 @@ use super::boxes::{Mp4Box, rows};
 use super::movie::{Movie, TrackBoxes};
 use super::tables::SampleTable;
 use crate::bytes::{i32_at, u16_at, u32_at, u64_at};
-use crate::error::Unindexed;
+use crate::error::IndexError;
 use crate::rational::rescale;
 use crate::track::Sample;
 
@@ -20,7 +20,7 @@ pub(super) struct Edit {
 }
 
 /// Reads an edit list: at most one edit with media, behind any number of empty ones.
-pub(super) fn read(file: &[u8], elst: Option<&Mp4Box>) -> Result<Option<Edit>, Unindexed> {
+pub(super) fn read(file: &[u8], elst: Option<&Mp4Box>) -> Result<Option<Edit>, IndexError> {
     let Some(elst) = elst else { return Ok(None) };
     let body = elst.payload(file);
     let is_wide = body.first() == Some(&1);
@@ -34,13 +34,13 @@ pub(super) fn read(file: &[u8], elst: Option<&Mp4Box>) -> Result<Option<Edit>, U
         };
         let duration = duration.and_then(|duration| i64::try_from(duration).ok());
         let (Some(duration), Some(media_time)) = (duration, media_time) else {
-            return Err(Unindexed::EditList);
+            return Err(IndexError::EditList);
         };
         if media_time == -1 && edit.is_none() {
             continue;
         }
         if media_time < 0 || edit.is_some() || speed != Some((1, 0)) {
-            return Err(Unindexed::EditList);
+            return Err(IndexError::EditList);
         }
         edit = Some(Edit { duration, media_time });
     }
@@ -62,7 +62,7 @@ pub(super) fn apply(
     movie: &Movie,
     video: &TrackBoxes,
     table: &mut SampleTable,
-) -> Result<Edited, Unindexed> {
+) -> Result<Edited, IndexError> {
     let all = 0..table.samples.len();
     let Some(Edit { duration, media_time }) = edit else {
         let start = table.samples.first().map(|sample| sample.pts).unwrap_or_default();
@@ -71,9 +71,9 @@ pub(super) fn apply(
     };
     let duration = rescale(duration, video.timescale.into(), movie.timescale.into());
     let end = duration.and_then(|duration| media_time.checked_add(duration));
-    let (Some(duration), Some(end)) = (duration, end) else { return Err(Unindexed::EditList) };
+    let (Some(duration), Some(end)) = (duration, end) else { return Err(IndexError::EditList) };
     if duration == 0 {
-        return Err(Unindexed::EditList);
+        return Err(IndexError::EditList);
     }
     let mut start = None;
     for sample in &mut table.samples {
@@ -84,7 +84,7 @@ pub(super) fn apply(
     }
     let first_visible = table.samples.iter().find(|sample| sample.is_visible);
     let (Some(start), Some(first_visible)) = (start, first_visible) else {
-        return Err(Unindexed::EditList);
+        return Err(IndexError::EditList);
     };
     // `mov_seek_stream` subtracts `min_corrected_pts`, by which all times were shifted.
     let shift = start - (first_visible.seek_time + table.decoding_shift);
@@ -97,7 +97,7 @@ pub(super) fn apply(
         .enumerate()
         .any(|(index, sample)| sample.is_visible && !kept.contains(&index));
     if visible_outside || hides_kept && table.has_unknown_seek_points {
-        return Err(Unindexed::EditList);
+        return Err(IndexError::EditList);
     }
     Ok(Edited { kept, start, seek_origin })
 }

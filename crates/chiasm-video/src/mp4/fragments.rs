@@ -5,7 +5,7 @@ use super::edits;
 use super::movie::Movie;
 use super::tables::SampleTable;
 use crate::bytes::{u32_at, u64_at};
-use crate::error::Unindexed;
+use crate::error::IndexError;
 use crate::rational::rescale;
 use crate::track::{MAX_SAMPLES, Sample};
 
@@ -57,7 +57,7 @@ pub(super) fn read(
     movie: &Movie,
     video_id: u32,
     table: &mut SampleTable,
-) -> Result<Fragments, Unindexed> {
+) -> Result<Fragments, IndexError> {
     let mut fragments = Fragments::default();
     let mut tracks: Vec<TrackReader> = Vec::new();
     for track in &movie.tracks {
@@ -86,7 +86,7 @@ pub(super) fn read(
         });
     }
     if tracks.iter().filter(|track| track.id == video_id).count() != 1 {
-        return Err(Unindexed::Malformed);
+        return Err(IndexError::Malformed);
     }
     let mut unclaimed_bytes = file.len();
     let mut boxes = Boxes::new(file, 0..file.len());
@@ -98,13 +98,13 @@ pub(super) fn read(
         }
     }
     if !boxes.is_at_end() {
-        return Err(Unindexed::Truncated);
+        return Err(IndexError::Truncated);
     }
     if let Some(video) = tracks.iter().find(|track| track.is_video) {
         fragments.samples = video.samples;
         fragments.duration = video.duration;
     }
-    fragments.duration_us = duration_us(&tracks).ok_or(Unindexed::Malformed)?;
+    fragments.duration_us = duration_us(&tracks).ok_or(IndexError::Malformed)?;
     Ok(fragments)
 }
 
@@ -153,17 +153,17 @@ fn read_fragment(
     tracks: &mut [TrackReader],
     table: &mut SampleTable,
     unclaimed_bytes: &mut usize,
-) -> Result<(), Unindexed> {
+) -> Result<(), IndexError> {
     let mut implicit_base = moof.start;
     for traf in Boxes::new(file, moof.body()).filter(|found| found.kind == *b"traf") {
-        let tfhd = child(file, traf.body(), b"tfhd").ok_or(Unindexed::Malformed)?;
+        let tfhd = child(file, traf.body(), b"tfhd").ok_or(IndexError::Malformed)?;
         let mut header = Fields::new(tfhd.payload(file))?;
-        let id = header.u32().ok_or(Unindexed::Malformed)?;
+        let id = header.u32().ok_or(IndexError::Malformed)?;
         let track = tracks.iter_mut().find(|track| track.id == id);
-        let track = track.ok_or(Unindexed::Malformed)?;
+        let track = track.ok_or(IndexError::Malformed)?;
         let base = if header.flags & TFHD_BASE_OFFSET != 0 {
             let base = header.u64().and_then(|base| usize::try_from(base).ok());
-            base.ok_or(Unindexed::Malformed)?
+            base.ok_or(IndexError::Malformed)?
         } else if header.flags & TFHD_DEFAULT_BASE_IS_MOOF != 0 {
             moof.start
         } else {
@@ -185,7 +185,7 @@ fn read_fragment(
             };
             let time =
                 time.filter(|&time| time < MAX_TIME).and_then(|time| i64::try_from(time).ok());
-            track.time = time.ok_or(Unindexed::Malformed)?;
+            track.time = time.ok_or(IndexError::Malformed)?;
         }
         let mut position = base;
         for trun in Boxes::new(file, traf.body()).filter(|found| found.kind == *b"trun") {
@@ -216,17 +216,17 @@ fn read_run(
     track: &mut TrackReader,
     table: &mut SampleTable,
     unclaimed_bytes: &mut usize,
-) -> Result<usize, Unindexed> {
+) -> Result<usize, IndexError> {
     let mut run = Fields::new(source.body)?;
-    let count = run.u32().ok_or(Unindexed::Malformed)?;
+    let count = run.u32().ok_or(IndexError::Malformed)?;
     let mut position = source.position;
     if let Some(offset) = run.checked(TRUN_DATA_OFFSET)? {
         let start = source.base.checked_add_signed(offset as i32 as isize);
-        position = start.ok_or(Unindexed::Malformed)?;
+        position = start.ok_or(IndexError::Malformed)?;
     }
     let mut first_flags = run.checked(TRUN_FIRST_FLAGS)?;
     if count as usize > MAX_SAMPLES || track.samples as usize + count as usize > MAX_SAMPLES {
-        return Err(Unindexed::TooManySamples);
+        return Err(IndexError::TooManySamples);
     }
     for _ in 0..count {
         let duration = run.checked(TRUN_DURATION)?.unwrap_or(defaults.duration);
@@ -235,15 +235,15 @@ fn read_run(
         let offset = run.checked(TRUN_COMPOSITION_OFFSET)?.unwrap_or_default() as i32;
         let flags = own_flags.or(first_flags.take()).unwrap_or(defaults.flags);
         if size == 0 {
-            return Err(Unindexed::Pictures);
+            return Err(IndexError::Pictures);
         }
         let left = unclaimed_bytes.checked_sub(size as usize);
-        *unclaimed_bytes = left.ok_or(Unindexed::Truncated)?;
-        let pts = track.time.checked_add(offset.into()).ok_or(Unindexed::Malformed)?;
+        *unclaimed_bytes = left.ok_or(IndexError::Truncated)?;
+        let pts = track.time.checked_add(offset.into()).ok_or(IndexError::Malformed)?;
         track.first_pts.get_or_insert(pts);
         if track.is_video {
             if table.samples.len() == MAX_SAMPLES {
-                return Err(Unindexed::TooManySamples);
+                return Err(IndexError::TooManySamples);
             }
             table.has_composition_times |= offset != 0;
             table.samples.push(Sample {
@@ -255,8 +255,8 @@ fn read_run(
                 seek_time: track.time,
             });
         }
-        position = position.checked_add(size as usize).ok_or(Unindexed::Malformed)?;
-        track.time = track.time.checked_add(duration.into()).ok_or(Unindexed::Malformed)?;
+        position = position.checked_add(size as usize).ok_or(IndexError::Malformed)?;
+        track.time = track.time.checked_add(duration.into()).ok_or(IndexError::Malformed)?;
         track.duration = track.duration.saturating_add(duration.into());
         track.samples += 1;
     }
@@ -271,8 +271,8 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    fn new(body: &'a [u8]) -> Result<Self, Unindexed> {
-        let flags = u32_at(body, 0).ok_or(Unindexed::Malformed)? & 0xff_ffff;
+    fn new(body: &'a [u8]) -> Result<Self, IndexError> {
+        let flags = u32_at(body, 0).ok_or(IndexError::Malformed)? & 0xff_ffff;
         Ok(Self { flags, body, at: 4 })
     }
 
@@ -289,11 +289,11 @@ impl<'a> Fields<'a> {
     }
 
     /// Reads a field if its flag is set. Fails if it is missing.
-    fn checked(&mut self, flag: u32) -> Result<Option<u32>, Unindexed> {
+    fn checked(&mut self, flag: u32) -> Result<Option<u32>, IndexError> {
         if self.flags & flag == 0 {
             return Ok(None);
         }
-        self.u32().map(Some).ok_or(Unindexed::Malformed)
+        self.u32().map(Some).ok_or(IndexError::Malformed)
     }
 }
 
@@ -306,7 +306,7 @@ mod tests {
         let mut fields = Fields::new(&[0, 0, 1, 0, 0, 0, 0, 7]).unwrap();
         assert_eq!(fields.checked(TRUN_DURATION), Ok(Some(7)));
         assert_eq!(fields.checked(TRUN_SIZE), Ok(None));
-        assert_eq!(fields.checked(TRUN_DURATION), Err(Unindexed::Malformed));
+        assert_eq!(fields.checked(TRUN_DURATION), Err(IndexError::Malformed));
     }
 
     fn track() -> TrackReader {
@@ -331,7 +331,7 @@ mod tests {
         let defaults = Defaults { duration: 1, size: 1, flags: 0 };
         let mut table = SampleTable::default();
         let read = read_run(&run, &defaults, &mut track(), &mut table, &mut 100);
-        assert_eq!((read, table.samples.len()), (Err(Unindexed::Truncated), 100));
+        assert_eq!((read, table.samples.len()), (Err(IndexError::Truncated), 100));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::boxes::{Boxes, Mp4Box, child, descendant};
 use crate::bytes::{array_at, u32_at, u64_at};
-use crate::error::Unindexed;
+use crate::error::IndexError;
 
 /// The boxes of a movie.
 pub(super) struct Movie {
@@ -18,25 +18,25 @@ pub(super) struct Movie {
 const MAX_TRACKS: usize = 64;
 
 impl Movie {
-    pub(super) fn read(file: &[u8], moov: &Mp4Box) -> Result<Self, Unindexed> {
-        let header = child(file, moov.body(), b"mvhd").ok_or(Unindexed::Malformed)?;
+    pub(super) fn read(file: &[u8], moov: &Mp4Box) -> Result<Self, IndexError> {
+        let header = child(file, moov.body(), b"mvhd").ok_or(IndexError::Malformed)?;
         let body = header.payload(file);
-        let (timescale, duration) = times(body).ok_or(Unindexed::Malformed)?;
-        let duration = i64::try_from(duration).map_err(|_| Unindexed::Malformed)?;
+        let (timescale, duration) = times(body).ok_or(IndexError::Malformed)?;
+        let duration = i64::try_from(duration).map_err(|_| IndexError::Malformed)?;
         if timescale == 0 {
-            return Err(Unindexed::Malformed);
+            return Err(IndexError::Malformed);
         }
         let mut tracks = Vec::new();
         for found in Boxes::new(file, moov.body()) {
             if found.kind == *b"trak" {
                 if tracks.len() == MAX_TRACKS {
-                    return Err(Unindexed::VideoTracks);
+                    return Err(IndexError::VideoTracks);
                 }
                 tracks.push(TrackBoxes::read(file, &found)?);
             } else if found.kind == *b"udta" && !tracks.iter().any(|track| track.is_video) {
                 // A cover picture in front of the video would be cv2's video stream.
                 if found.payload(file).windows(4).any(|name| name == b"covr") {
-                    return Err(Unindexed::VideoTracks);
+                    return Err(IndexError::VideoTracks);
                 }
             }
         }
@@ -44,10 +44,10 @@ impl Movie {
     }
 
     /// Returns the only video track.
-    pub(super) fn video(&self, file: &[u8]) -> Result<TrackBoxes, Unindexed> {
+    pub(super) fn video(&self, file: &[u8]) -> Result<TrackBoxes, IndexError> {
         let mut videos = self.tracks.iter().filter(|track| track.is_video);
         let (Some(video), None) = (videos.next(), videos.next()) else {
-            return Err(Unindexed::VideoTracks);
+            return Err(IndexError::VideoTracks);
         };
         let references = descendant(file, video.media.clone(), &[b"minf", b"dinf", b"dref"]);
         let is_elsewhere = references.is_some_and(|found| {
@@ -58,7 +58,7 @@ impl Movie {
             })
         });
         if is_elsewhere {
-            return Err(Unindexed::ExternalData);
+            return Err(IndexError::ExternalData);
         }
         Ok(video.clone())
     }
@@ -88,21 +88,21 @@ pub(super) struct TrackBoxes {
 }
 
 impl TrackBoxes {
-    fn read(file: &[u8], trak: &Mp4Box) -> Result<Self, Unindexed> {
+    fn read(file: &[u8], trak: &Mp4Box) -> Result<Self, IndexError> {
         let find = |path: &[&[u8; 4]]| descendant(file, trak.body(), path);
-        let header = find(&[b"tkhd"]).ok_or(Unindexed::Malformed)?;
-        let media = find(&[b"mdia"]).ok_or(Unindexed::Malformed)?.body();
-        let media_header = find(&[b"mdia", b"mdhd"]).ok_or(Unindexed::Malformed)?;
-        let handler = find(&[b"mdia", b"hdlr"]).ok_or(Unindexed::Malformed)?;
+        let header = find(&[b"tkhd"]).ok_or(IndexError::Malformed)?;
+        let media = find(&[b"mdia"]).ok_or(IndexError::Malformed)?.body();
+        let media_header = find(&[b"mdia", b"mdhd"]).ok_or(IndexError::Malformed)?;
+        let handler = find(&[b"mdia", b"hdlr"]).ok_or(IndexError::Malformed)?;
         let sample_table = find(&[b"mdia", b"minf", b"stbl"]).map(|found| found.body());
         let is_wide = header.payload(file).first() == Some(&1);
         let id = u32_at(header.payload(file), if is_wide { 20 } else { 12 });
-        let (timescale, _) = times(media_header.payload(file)).ok_or(Unindexed::Malformed)?;
+        let (timescale, _) = times(media_header.payload(file)).ok_or(IndexError::Malformed)?;
         if timescale == 0 {
-            return Err(Unindexed::Malformed);
+            return Err(IndexError::Malformed);
         }
         Ok(Self {
-            id: id.ok_or(Unindexed::Malformed)?,
+            id: id.ok_or(IndexError::Malformed)?,
             is_video: array_at(handler.payload(file), 8) == Some(*b"vide"),
             timescale,
             header,

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::boxes::{checked_count, child, rows};
 use crate::bytes::{i32_at, u32_at, u64_at};
-use crate::error::Unindexed;
+use crate::error::IndexError;
 use crate::track::{MAX_SAMPLES, Sample};
 
 /// The samples of a track. Fragments are added later.
@@ -23,9 +23,9 @@ pub(super) struct SampleTable {
 }
 
 /// Reads the table in `stbl`.
-pub(super) fn read(file: &[u8], stbl: &Range<usize>) -> Result<SampleTable, Unindexed> {
+pub(super) fn read(file: &[u8], stbl: &Range<usize>) -> Result<SampleTable, IndexError> {
     let find = |name| child(file, stbl.clone(), name).map(|found| found.payload(file));
-    let mut sizes = Sizes::read(find(b"stsz").ok_or(Unindexed::Malformed)?, file.len())?;
+    let mut sizes = Sizes::read(find(b"stsz").ok_or(IndexError::Malformed)?, file.len())?;
     let count = sizes.count;
     if count == 0 {
         return Ok(SampleTable::default());
@@ -35,7 +35,7 @@ pub(super) fn read(file: &[u8], stbl: &Range<usize>) -> Result<SampleTable, Unin
     chunks.for_each(count, |offset, samples_per_chunk| {
         let mut offset = offset;
         for _ in 0..samples_per_chunk {
-            let size = sizes.next().ok_or(Unindexed::Malformed)?;
+            let size = sizes.next().ok_or(IndexError::Malformed)?;
             samples.push(Sample {
                 offset,
                 size,
@@ -44,11 +44,11 @@ pub(super) fn read(file: &[u8], stbl: &Range<usize>) -> Result<SampleTable, Unin
                 pts: 0,
                 seek_time: 0,
             });
-            offset = offset.checked_add(size as usize).ok_or(Unindexed::Malformed)?;
+            offset = offset.checked_add(size as usize).ok_or(IndexError::Malformed)?;
         }
         Ok(())
     })?;
-    let table_duration = read_times(find(b"stts").ok_or(Unindexed::Malformed)?, &mut samples)?;
+    let table_duration = read_times(find(b"stts").ok_or(IndexError::Malformed)?, &mut samples)?;
     let (has_composition_times, decoding_shift) = match find(b"ctts") {
         Some(ctts) => read_composition_offsets(ctts, &mut samples)?,
         None => (false, 0),
@@ -76,16 +76,16 @@ struct Sizes<'a> {
 }
 
 impl<'a> Sizes<'a> {
-    fn read(stsz: &'a [u8], file_bytes: usize) -> Result<Self, Unindexed> {
-        let common = u32_at(stsz, 4).ok_or(Unindexed::Malformed)?;
-        let count = u32_at(stsz, 8).ok_or(Unindexed::Malformed)?;
+    fn read(stsz: &'a [u8], file_bytes: usize) -> Result<Self, IndexError> {
+        let common = u32_at(stsz, 4).ok_or(IndexError::Malformed)?;
+        let count = u32_at(stsz, 8).ok_or(IndexError::Malformed)?;
         if count as usize > MAX_SAMPLES {
-            return Err(Unindexed::TooManySamples);
+            return Err(IndexError::TooManySamples);
         }
         if common != 0 {
             // Each sample has a byte at least, so the file bounds the memory.
             if count as usize > file_bytes {
-                return Err(Unindexed::Malformed);
+                return Err(IndexError::Malformed);
             }
             return Ok(Self { count: count as usize, common, rows: [].chunks_exact(4) });
         }
@@ -110,15 +110,15 @@ impl<'a> Chunks<'a> {
         stco: Option<&'a [u8]>,
         co64: Option<&'a [u8]>,
         stsc: Option<&'a [u8]>,
-    ) -> Result<Self, Unindexed> {
+    ) -> Result<Self, IndexError> {
         let (body, offset_bytes) = match (stco, co64) {
             (Some(stco), _) => (stco, 4),
             (None, Some(co64)) => (co64, 8),
-            (None, None) => return Err(Unindexed::Malformed),
+            (None, None) => return Err(IndexError::Malformed),
         };
         let count = rows(body, offset_bytes)?.len();
         let offsets = &body[8..8 + count * offset_bytes];
-        Ok(Self { offsets, offset_bytes, runs: rows(stsc.ok_or(Unindexed::Malformed)?, 12)? })
+        Ok(Self { offsets, offset_bytes, runs: rows(stsc.ok_or(IndexError::Malformed)?, 12)? })
     }
 
     /// Calls `visit` with each chunk's offset and number of samples. Fails unless the chunks have
@@ -126,8 +126,8 @@ impl<'a> Chunks<'a> {
     fn for_each(
         &self,
         count: usize,
-        mut visit: impl FnMut(usize, usize) -> Result<(), Unindexed>,
-    ) -> Result<(), Unindexed> {
+        mut visit: impl FnMut(usize, usize) -> Result<(), IndexError>,
+    ) -> Result<(), IndexError> {
         let mut left = count;
         let chunks = self.offsets.len() / self.offset_bytes;
         let mut runs = self.runs.clone().peekable();
@@ -144,29 +144,29 @@ impl<'a> Chunks<'a> {
                 || end < first
                 || end > chunks + 1
             {
-                return Err(Unindexed::Malformed);
+                return Err(IndexError::Malformed);
             }
             for chunk in first - 1..end - 1 {
-                left = left.checked_sub(per_chunk).ok_or(Unindexed::Malformed)?;
+                left = left.checked_sub(per_chunk).ok_or(IndexError::Malformed)?;
                 visit(self.offset(chunk)?, per_chunk)?;
             }
         }
-        if left == 0 { Ok(()) } else { Err(Unindexed::Malformed) }
+        if left == 0 { Ok(()) } else { Err(IndexError::Malformed) }
     }
 
-    fn offset(&self, chunk: usize) -> Result<usize, Unindexed> {
+    fn offset(&self, chunk: usize) -> Result<usize, IndexError> {
         let at = chunk * self.offset_bytes;
         let offset = if self.offset_bytes == 4 {
             u32_at(self.offsets, at).map(u64::from)
         } else {
             u64_at(self.offsets, at)
         };
-        offset.and_then(|offset| usize::try_from(offset).ok()).ok_or(Unindexed::Malformed)
+        offset.and_then(|offset| usize::try_from(offset).ok()).ok_or(IndexError::Malformed)
     }
 }
 
 /// Sets decoding times. Returns the duration of all samples.
-fn read_times(stts: &[u8], samples: &mut [Sample]) -> Result<u64, Unindexed> {
+fn read_times(stts: &[u8], samples: &mut [Sample]) -> Result<u64, IndexError> {
     let mut time = 0i64;
     let mut rest = samples.iter_mut();
     for row in rows(stts, 8)? {
@@ -174,16 +174,16 @@ fn read_times(stts: &[u8], samples: &mut [Sample]) -> Result<u64, Unindexed> {
         // libavformat corrects durations that are negative as signed numbers.
         let duration = i32_at(row, 4).unwrap_or_default();
         if duration < 0 || count as usize > rest.len() {
-            return Err(Unindexed::Malformed);
+            return Err(IndexError::Malformed);
         }
         for sample in rest.by_ref().take(count as usize) {
             sample.pts = time;
             sample.seek_time = time;
-            time = time.checked_add(duration.into()).ok_or(Unindexed::Malformed)?;
+            time = time.checked_add(duration.into()).ok_or(IndexError::Malformed)?;
         }
     }
     if rest.next().is_some() {
-        return Err(Unindexed::Malformed);
+        return Err(IndexError::Malformed);
     }
     Ok(time as u64)
 }
@@ -193,7 +193,10 @@ const MAX_COMPOSITION_OFFSET: u32 = 1 << 28;
 
 /// Adds composition offsets. Returns `true` if any differs from another, and the ticks by which
 /// decoding times are shifted.
-fn read_composition_offsets(ctts: &[u8], samples: &mut [Sample]) -> Result<(bool, i64), Unindexed> {
+fn read_composition_offsets(
+    ctts: &[u8],
+    samples: &mut [Sample],
+) -> Result<(bool, i64), IndexError> {
     let mut at = 0;
     let mut least = 0;
     let rows = rows(ctts, 8)?;
@@ -207,7 +210,7 @@ fn read_composition_offsets(ctts: &[u8], samples: &mut [Sample]) -> Result<(bool
         let offset = i32_at(row, 4).unwrap_or_default();
         // libavformat drops the whole table.
         if offset.unsigned_abs() > MAX_COMPOSITION_OFFSET {
-            return Err(Unindexed::Malformed);
+            return Err(IndexError::Malformed);
         }
         let end = at + count.min(samples.len() - at);
         for sample in &mut samples[at..end] {
@@ -229,13 +232,13 @@ fn read_composition_offsets(ctts: &[u8], samples: &mut [Sample]) -> Result<(bool
     Ok((are_different, -i64::from(least)))
 }
 
-fn read_sync_samples(stss: &[u8], samples: &mut [Sample]) -> Result<(), Unindexed> {
+fn read_sync_samples(stss: &[u8], samples: &mut [Sample]) -> Result<(), IndexError> {
     let mut last = 0;
     for row in rows(stss, 4)? {
         let number = u32_at(row, 0).unwrap_or_default() as usize;
         // libavformat finds no key frame behind one that is out of order.
         if number <= last || number > samples.len() {
-            return Err(Unindexed::Malformed);
+            return Err(IndexError::Malformed);
         }
         samples[number - 1].is_sync = true;
         last = number;
@@ -251,7 +254,7 @@ mod tests {
     use super::*;
 
     /// Returns the decoding shift of a `ctts` with one sample per offset.
-    fn shift(offsets: &[i32]) -> Result<i64, Unindexed> {
+    fn shift(offsets: &[i32]) -> Result<i64, IndexError> {
         let sample =
             Sample { offset: 0, size: 1, is_sync: true, is_visible: true, pts: 0, seek_time: 0 };
         let mut ctts = vec![0; 4];
@@ -274,6 +277,6 @@ mod tests {
     #[test]
     fn huge_composition_offset_is_refused() {
         assert_eq!(shift(&[0, 1 << 28]), Ok(0));
-        assert_eq!(shift(&[0, i32::MIN]), Err(Unindexed::Malformed));
+        assert_eq!(shift(&[0, i32::MIN]), Err(IndexError::Malformed));
     }
 }

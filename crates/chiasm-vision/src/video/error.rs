@@ -6,7 +6,7 @@ use crate::{Fault, ImageSize, VisionError};
 /// it with an error of its own.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum NotPlanned {
+pub enum VideoPlanError {
     /// The model's family has no planned videos.
     #[error("videos of model_type {model_type:?} are not planned")]
     Family {
@@ -57,7 +57,7 @@ pub enum NotPlanned {
     },
 }
 
-impl NotPlanned {
+impl VideoPlanError {
     /// Returns a short name of the cause, for metrics.
     pub const fn cause(&self) -> &'static str {
         match self {

@@ -9,7 +9,7 @@ use super::kwargs::{PROCESSOR, Scope};
 use super::loader::LoadedFrames;
 use super::plan::MAX_ELEMENTS;
 use super::settings::{self as video_settings, ProcessorClass};
-use super::{NotPlanned, VideoLoader, VideoPiece, VideoPlan, VideoProperties, VideoPruning};
+use super::{VideoLoader, VideoPiece, VideoPlan, VideoPlanError, VideoProperties, VideoPruning};
 use crate::families::llava::centered;
 use crate::fingerprint::Fingerprint;
 use crate::image_plan::PixelTensor;
@@ -59,9 +59,9 @@ impl LlavaVideos {
         dir: &ModelDir,
         kind: Kind,
         pruning: Option<VideoPruning>,
-    ) -> Result<Self, NotPlanned> {
+    ) -> Result<Self, VideoPlanError> {
         if pruning.is_some() {
-            return Err(NotPlanned::Setting {
+            return Err(VideoPlanError::Setting {
                 key: "video_pruning_rate",
                 problem: "is not supported for this model".into(),
             });
@@ -99,7 +99,7 @@ impl LlavaVideos {
 
     /// Returns the same model: the only supported kwargs have no effect, because the video
     /// processor does not sample.
-    pub(super) fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, NotPlanned> {
+    pub(super) fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, VideoPlanError> {
         let scope = Scope(PROCESSOR);
         for (key, value) in kwargs {
             match key.as_str() {
@@ -119,7 +119,7 @@ impl LlavaVideos {
         video: VideoProperties,
         loader: VideoLoader,
         loaded: LoadedFrames,
-    ) -> Result<VideoPlan, NotPlanned> {
+    ) -> Result<VideoPlan, VideoPlanError> {
         let size = video.size();
         let resized = self.resize.resized(size);
         let found = self.crop.unwrap_or(resized);

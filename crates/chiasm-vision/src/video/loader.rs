@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::kwargs::{MEDIA_IO, Scope};
-use super::{NotPlanned, VideoProperties, sampling};
+use super::{VideoPlanError, VideoProperties, sampling};
 use crate::fingerprint::Fingerprint;
 
 /// The largest number of frames of a file. Far above a day of video; keeps floats exact.
@@ -86,7 +86,7 @@ impl Sampling {
         kwargs: &Map<String, Value>,
         default_loader: VideoLoader,
         max_frame_pixels: u64,
-    ) -> Result<Self, NotPlanned> {
+    ) -> Result<Self, VideoPlanError> {
         let scope = Scope(MEDIA_IO);
         let mut loader = default_loader;
         let mut num_frames = None;
@@ -142,7 +142,7 @@ impl Sampling {
     /// Returns the frames that vLLM decodes.
     ///
     /// Follows `compute_frames_index_to_sample` of the loaders and `decode_opencv`.
-    pub(super) fn load(&self, video: VideoProperties) -> Result<LoadedFrames, NotPlanned> {
+    pub(super) fn load(&self, video: VideoProperties) -> Result<LoadedFrames, VideoPlanError> {
         let VideoProperties { frames: total, fps, width, height } = video;
         let problem = |problem: &str| video.problem(problem);
         if !fps.is_finite() || fps < 0.0 {

@@ -7,7 +7,7 @@
 //! 3. The model's class in vLLM counts tokens and writes the placeholder.
 //!
 //! [`VideoModel::plan`] computes all of them from the number of frames, their rate and their size.
-//! Whatever is not known to equal vLLM is [`NotPlanned`]; vLLM's own processor makes such a video.
+//! Whatever is not known to equal vLLM is [`VideoPlanError`]; vLLM's own processor makes such a video.
 //!
 //! | module | contents |
 //! |---|---|
@@ -21,7 +21,7 @@
 //! | `placeholder` | the text and tokens that represent a video in a prompt |
 //! | `plan` | [`VideoPlan`] |
 //! | `process` | the pixel tensor, one frame at a time |
-//! | `error` | [`NotPlanned`] |
+//! | `error` | [`VideoPlanError`] |
 
 mod error;
 mod kwargs;
@@ -39,7 +39,7 @@ mod resampling;
 mod sampling;
 mod settings;
 
-pub use error::NotPlanned;
+pub use error::VideoPlanError;
 pub use loader::VideoLoader;
 pub use model::{VideoModel, VideoRequest};
 pub use options::{PruningMethod, VideoOptions, VideoPruning};

@@ -8,7 +8,7 @@ use super::llava::{Kind, LlavaVideos};
 use super::loader::{self, Sampling};
 use super::qwen::{Generation, QwenVideos};
 use super::settings;
-use super::{NotPlanned, VideoLoader, VideoOptions, VideoPlan, VideoProperties};
+use super::{VideoLoader, VideoOptions, VideoPlan, VideoPlanError, VideoProperties};
 use crate::engine_kwargs;
 use crate::fingerprint::Fingerprint;
 use crate::image_prompt::ImagePrompt;
@@ -49,10 +49,10 @@ impl VideoModel {
     /// Reads the video settings of a model directory.
     ///
     /// # Errors
-    /// [`NotPlanned`] if the family is unknown, or a setting of the model or the engine is not
+    /// [`VideoPlanError`] if the family is unknown, or a setting of the model or the engine is not
     /// supported. All videos then belong to vLLM's own processor.
-    pub fn from_model_dir(dir: &Path, options: VideoOptions) -> Result<Self, NotPlanned> {
-        let unknown = |model_type: &str| NotPlanned::Family { model_type: model_type.into() };
+    pub fn from_model_dir(dir: &Path, options: VideoOptions) -> Result<Self, VideoPlanError> {
+        let unknown = |model_type: &str| VideoPlanError::Family { model_type: model_type.into() };
         let dir = ModelDir::read(dir)?.ok_or_else(|| unknown(""))?;
         let model_type = dir.config.text("model_type")?.unwrap_or_default().to_owned();
         let pruning = options.pruning.map(super::VideoPruning::validate).transpose()?;
@@ -97,12 +97,12 @@ impl VideoModel {
     /// They override the engine's, as vLLM merges them.
     ///
     /// # Errors
-    /// [`NotPlanned::UnknownKwarg`] and [`NotPlanned::InvalidKwarg`].
+    /// [`VideoPlanError::UnknownKwarg`] and [`VideoPlanError::InvalidKwarg`].
     pub fn parse_request(
         &self,
         processor_kwargs: &Map<String, Value>,
         media_io_kwargs: &Map<String, Value>,
-    ) -> Result<VideoRequest, NotPlanned> {
+    ) -> Result<VideoRequest, VideoPlanError> {
         let mut request = self.default.clone();
         if !processor_kwargs.is_empty() {
             let engine = &self.options.processor_kwargs;
@@ -124,12 +124,12 @@ impl VideoModel {
     /// Computes the frames, tokens and tensors of a video.
     ///
     /// # Errors
-    /// [`NotPlanned`] if vLLM would refuse the video, or if its result is not known.
+    /// [`VideoPlanError`] if vLLM would refuse the video, or if its result is not known.
     pub fn plan(
         &self,
         video: VideoProperties,
         request: &VideoRequest,
-    ) -> Result<VideoPlan, NotPlanned> {
+    ) -> Result<VideoPlan, VideoPlanError> {
         let VideoRequest { family, sampling } = request;
         if AMBIGUOUS_HEIGHTS.contains(&video.height) {
             return Err(video.problem("has rows that transformers takes for colours"));
@@ -177,7 +177,7 @@ impl Family {
         }
     }
 
-    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, NotPlanned> {
+    fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, VideoPlanError> {
         if kwargs.is_empty() {
             return Ok(self.clone());
         }

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::NotPlanned;
+use super::VideoPlanError;
 
 /// The flags and environment of an engine that change its videos.
 #[derive(Clone, Debug)]
@@ -52,11 +52,11 @@ pub enum PruningMethod {
 
 impl VideoPruning {
     /// Checks the rate.
-    pub(super) fn validate(self) -> Result<Self, NotPlanned> {
+    pub(super) fn validate(self) -> Result<Self, VideoPlanError> {
         if self.rate > 0.0 && self.rate < 1.0 {
             Ok(self)
         } else {
-            Err(NotPlanned::Setting {
+            Err(VideoPlanError::Setting {
                 key: "video_pruning_rate",
                 problem: "must be above 0 and below 1".into(),
             })

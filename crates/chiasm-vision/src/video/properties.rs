@@ -1,6 +1,6 @@
 //! The properties of a video that decide its plan.
 
-use super::NotPlanned;
+use super::VideoPlanError;
 use crate::ImageSize;
 
 /// The properties of a video that decide its plan, as OpenCV reports them.
@@ -24,8 +24,8 @@ impl VideoProperties {
     }
 
     /// Creates the error for a video that is not planned.
-    pub(super) fn problem(self, problem: impl Into<String>) -> NotPlanned {
+    pub(super) fn problem(self, problem: impl Into<String>) -> VideoPlanError {
         let Self { frames, fps, .. } = self;
-        NotPlanned::Video { frames, fps, size: self.size(), problem: problem.into() }
+        VideoPlanError::Video { frames, fps, size: self.size(), problem: problem.into() }
     }
 }

@@ -12,8 +12,8 @@ use super::plan::MAX_ELEMENTS;
 use super::resampling::Resampling;
 use super::settings::{self, ProcessorClass, QwenSettings};
 use super::{
-    NotPlanned, PruningMethod, VideoLoader, VideoPiece, VideoPlan, VideoProperties, VideoPruning,
-    qwen_resize,
+    PruningMethod, VideoLoader, VideoPiece, VideoPlan, VideoPlanError, VideoProperties,
+    VideoPruning, qwen_resize,
 };
 use crate::TensorSpec;
 use crate::families::qwen_vl::kwargs as size_kwargs;
@@ -72,7 +72,7 @@ impl QwenVideos {
         dir: &ModelDir,
         generation: Generation,
         pruning: Option<VideoPruning>,
-    ) -> Result<Self, NotPlanned> {
+    ) -> Result<Self, VideoPlanError> {
         let is_supported = match (generation, pruning.map(|pruning| pruning.method)) {
             (_, None) => true,
             (Generation::Two, Some(_)) => false,
@@ -80,7 +80,7 @@ impl QwenVideos {
             (Generation::Three | Generation::ThreeFive, Some(_)) => true,
         };
         if !is_supported {
-            return Err(NotPlanned::Setting {
+            return Err(VideoPlanError::Setting {
                 key: "video_pruning_rate",
                 problem: "is not supported for this model".into(),
             });
@@ -100,7 +100,7 @@ impl QwenVideos {
     }
 
     /// Returns the same model with `mm_processor_kwargs` in place of its own settings.
-    pub(super) fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, NotPlanned> {
+    pub(super) fn with_kwargs(&self, kwargs: &Map<String, Value>) -> Result<Self, VideoPlanError> {
         let scope = Scope(PROCESSOR);
         let mut changed = self.clone();
         let mut bounds = Map::new();
@@ -154,7 +154,7 @@ impl QwenVideos {
         video: VideoProperties,
         loader: VideoLoader,
         loaded: LoadedFrames,
-    ) -> Result<VideoPlan, NotPlanned> {
+    ) -> Result<VideoPlan, VideoPlanError> {
         if self.generation.has_timestamps() && loaded.fps <= 0.0 {
             return Err(video.problem("has no frame rate, which timestamps need"));
         }

@@ -1,7 +1,7 @@
 //! The size of the frames after resizing, by `Qwen2VLVideoProcessor` and `Qwen3VLVideoProcessor`.
 
 use super::settings::QwenSettings;
-use super::{NotPlanned, VideoProperties};
+use super::{VideoPlanError, VideoProperties};
 use crate::ImageSize;
 use crate::families::qwen_vl::smart_resize::{MAX_AREA, MAX_RATIO, smart_resize};
 
@@ -12,7 +12,7 @@ pub(super) fn by_frame(
     settings: &QwenSettings,
     video: VideoProperties,
     frames: u64,
-) -> Result<ImageSize, NotPlanned> {
+) -> Result<ImageSize, VideoPlanError> {
     let factor = settings.patch * settings.merge;
     let mut max_pixels = settings.max_pixels;
     if settings.caps_frames {
@@ -29,7 +29,7 @@ pub(super) fn by_volume(
     settings: &QwenSettings,
     video: VideoProperties,
     frames: u64,
-) -> Result<ImageSize, NotPlanned> {
+) -> Result<ImageSize, VideoPlanError> {
     let factor = u64::from(settings.patch * settings.merge);
     let mut max_pixels = settings.max_pixels;
     if settings.caps_frames {
@@ -52,7 +52,7 @@ fn volume_resize(
     temporal: u32,
     factor: u64,
     [min_pixels, max_pixels]: [u64; 2],
-) -> Result<ImageSize, NotPlanned> {
+) -> Result<ImageSize, VideoPlanError> {
     if frames < u64::from(temporal) {
         return Err(video.problem("has fewer sampled frames than a patch"));
     }

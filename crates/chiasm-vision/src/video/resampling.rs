@@ -3,7 +3,7 @@
 use super::kwargs::{PROCESSOR, Scope};
 use super::loader::LoadedFrames;
 use super::settings::QwenSettings;
-use super::{NotPlanned, VideoProperties, sampling};
+use super::{VideoPlanError, VideoProperties, sampling};
 use crate::fingerprint::Fingerprint;
 
 /// The `mm_processor_kwargs` of the processor's own sampling.
@@ -23,9 +23,9 @@ impl Resampling {
         self,
         settings: &QwenSettings,
         loaded: &LoadedFrames,
-    ) -> Result<Vec<u64>, NotPlanned> {
+    ) -> Result<Vec<u64>, VideoPlanError> {
         if self.do_sample_frames.unwrap_or(settings.do_sample_frames) {
-            return Err(NotPlanned::Setting {
+            return Err(VideoPlanError::Setting {
                 key: "do_sample_frames",
                 problem: "must be false for this model".into(),
             });
@@ -42,7 +42,7 @@ impl Resampling {
         settings: &QwenSettings,
         video: VideoProperties,
         loaded: &LoadedFrames,
-    ) -> Result<Vec<u64>, NotPlanned> {
+    ) -> Result<Vec<u64>, VideoPlanError> {
         if !self.do_sample_frames.unwrap_or_else(|| loaded.is_everything()) {
             return Ok(loaded.indices.clone());
         }
@@ -63,14 +63,14 @@ impl Resampling {
                 return Err(video.problem("does not have the frames that num_frames asks for"));
             }
             (None, Some(_)) if has_num_frames => {
-                return Err(NotPlanned::Setting {
+                return Err(VideoPlanError::Setting {
                     key: "num_frames",
                     problem: "in the video processor's settings excludes fps".into(),
                 });
             }
             (None, Some(fps)) => clamp((total as f64 / loaded.fps * fps) as u64),
             (None, None) => {
-                return Err(NotPlanned::Setting {
+                return Err(VideoPlanError::Setting {
                     key: "fps",
                     problem: "must not be null in the video processor's settings".into(),
                 });

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::{NotPlanned, VideoLoader};
+use super::{VideoLoader, VideoPlanError};
 use crate::VisionError;
 use crate::families::qwen_vl::settings::{MAX_PATCH_SIZE, read_bounds};
 use crate::kernels::{Filter, Normalization};
@@ -49,8 +49,8 @@ impl ProcessorClass {
 ///
 /// Follows `AutoVideoProcessor.from_pretrained`: without a `video_processor_type`, the class is
 /// derived from `image_processor_type` if there is one of that name, else from `model_type`.
-pub(super) fn read_file(dir: &ModelDir, class: ProcessorClass) -> Result<Section, NotPlanned> {
-    let file = dir.video_processor.clone().ok_or_else(|| NotPlanned::Setting {
+pub(super) fn read_file(dir: &ModelDir, class: ProcessorClass) -> Result<Section, VideoPlanError> {
+    let file = dir.video_processor.clone().ok_or_else(|| VideoPlanError::Setting {
         key: "video_preprocessor_config.json",
         problem: "is missing or invalid, and no other file has the video processor's settings"
             .into(),
@@ -68,7 +68,7 @@ pub(super) fn read_file(dir: &ModelDir, class: ProcessorClass) -> Result<Section
         (None, None) => true,
     };
     if !is_known {
-        return Err(NotPlanned::Setting {
+        return Err(VideoPlanError::Setting {
             key: "video_processor_type",
             problem: format!("does not mean {}", class.name()),
         });
@@ -89,7 +89,7 @@ pub(super) fn loader(
     dir: &ModelDir,
     class: ProcessorClass,
     default: &str,
-) -> Result<VideoLoader, NotPlanned> {
+) -> Result<VideoLoader, VideoPlanError> {
     let mut class = class;
     for file in ["video_preprocessor_config.json", "preprocessor_config.json"] {
         let Some(section) = dir.read_other(file)? else { continue };
@@ -99,9 +99,11 @@ pub(super) fn loader(
         )?;
         break;
     }
-    class.loader().or_else(|| VideoLoader::from_name(default)).ok_or_else(|| NotPlanned::Setting {
-        key: "VLLM_VIDEO_LOADER_BACKEND",
-        problem: "must be opencv, qwen2_vl or qwen3_vl".into(),
+    class.loader().or_else(|| VideoLoader::from_name(default)).ok_or_else(|| {
+        VideoPlanError::Setting {
+            key: "VLLM_VIDEO_LOADER_BACKEND",
+            problem: "must be opencv, qwen2_vl or qwen3_vl".into(),
+        }
     })
 }
 
@@ -138,7 +140,7 @@ impl QwenSettings {
         dir: &ModelDir,
         file: &Section,
         class: ProcessorClass,
-    ) -> Result<Self, NotPlanned> {
+    ) -> Result<Self, VideoPlanError> {
         let is_three = class == ProcessorClass::Qwen3Vl;
         let default_patch = if is_three { 16 } else { 14 };
         let patch = shared_side(dir, file, ["patch_size", "patch_size"], default_patch)?;

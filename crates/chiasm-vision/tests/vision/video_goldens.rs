@@ -5,7 +5,8 @@ use std::fs;
 
 use chiasm_types::TokenId;
 use chiasm_vision::{
-    NotPlanned, PruningMethod, VideoModel, VideoOptions, VideoPruning, Vocabulary, VocabularyError,
+    PruningMethod, VideoModel, VideoOptions, VideoPlanError, VideoPruning, Vocabulary,
+    VocabularyError,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -73,7 +74,7 @@ fn options(model: &Model) -> VideoOptions {
 
 impl Model {
     /// Writes the model directory and loads it.
-    pub(crate) fn try_load(&self) -> Result<VideoModel, NotPlanned> {
+    pub(crate) fn try_load(&self) -> Result<VideoModel, VideoPlanError> {
         let dir = tempfile::tempdir().unwrap();
         for (name, contents) in &self.files {
             fs::write(dir.path().join(name), contents.to_string()).unwrap();

@@ -1,6 +1,6 @@
 //! Videos, settings and kwargs that must not be planned, and must not cause a panic.
 
-use chiasm_vision::{NotPlanned, PixelFormat, VideoModel, VideoOptions, VideoProperties};
+use chiasm_vision::{PixelFormat, VideoModel, VideoOptions, VideoPlanError, VideoProperties};
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -109,7 +109,7 @@ fn frames_over_pixel_limit_are_not_planned() {
     let model = video_goldens::models()["qwen2_vl"].load();
     let video = VideoProperties { frames: 100, fps: 25.0, width: 20_000, height: 10_000 };
     let result = model.plan(video, model.default_request());
-    assert!(matches!(result, Err(NotPlanned::Video { .. })));
+    assert!(matches!(result, Err(VideoPlanError::Video { .. })));
 }
 
 #[test]

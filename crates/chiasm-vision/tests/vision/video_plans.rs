@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use chiasm_types::Dtype;
 use chiasm_vision::{
-    Contents, NotPlanned, PixelFormat, VideoModel, VideoPlan, VideoProperties, Vocabulary,
+    Contents, PixelFormat, VideoModel, VideoPlan, VideoPlanError, VideoProperties, Vocabulary,
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -37,7 +37,7 @@ fn plan(
     (frames, fps, width, height): (u64, f64, u32, u32),
     processor_kwargs: &Map<String, Value>,
     media_io_kwargs: &Map<String, Value>,
-) -> Result<VideoPlan, NotPlanned> {
+) -> Result<VideoPlan, VideoPlanError> {
     let request = model.parse_request(processor_kwargs, media_io_kwargs)?;
     model.plan(VideoProperties { frames, fps, width, height }, &request)
 }
@@ -109,7 +109,7 @@ fn plans_equal_vllm() {
             (Err(error), Expected::Plan(..)) => {
                 let sentence = error.to_string();
                 let cause = match &error {
-                    NotPlanned::Video { problem, .. } => problem,
+                    VideoPlanError::Video { problem, .. } => problem,
                     _ => &sentence,
                 };
                 *not_planned.entry(cause.clone()).or_default() += 1;
