@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).parents[2] / "python/chiasm_processor"))
 from chiasm_processor.greeting import build_greeting  # noqa: E402
 from chiasm_processor.processor import Processor  # noqa: E402
 
+from long_videos import loader_settings  # noqa: E402
 from turns import serve  # noqa: E402
 
 # From the folder that `turns` has added to the path.
@@ -34,8 +35,8 @@ def main(model: str) -> None:
     processor = Processor(["--model", model])
     build_greeting(processor)
     serve(
-        # The kind is a file's path, and the question is the number of frames.
-        lambda path, _, frames: (Path(path).read_bytes(), {"num_frames": frames}),
+        # The kind of an order is the file's path, and its question is the number of frames.
+        lambda path, _, frames: (Path(path).read_bytes(), loader_settings(frames)),
         lambda prepared: processor.make_item("video", prepared[0], {}, prepared[1]),
         digest,
     )

@@ -26,23 +26,26 @@ import cv2
 import vllm
 
 import servers
-from long_videos import CAPTIONED, CASES, CLIPS, Case, Videos
+from long_videos import CAPTIONED, CASES, CLIPS, Case, Videos, loader_settings
 from measure import OURS, row
 from servers import MODEL, Outcome, Server, copy_model, cores
 from sides import HERE, Process
 
-# In a turn of a clip that the engine holds.
-REPEATED = 100
+# The number of requests in a turn of a clip that the engine holds.
+REPEATED_REQUESTS = 100
 WARM_UP_ROUNDS = 1
-# All at once; fewer for one process, one after the other.
+# `chiasm serve` gets so many clips at once; the loader gets fewer, one after the other.
 CAPTIONS, CAPTIONS_ALONE = 400, 40
 SEED = 20_261_127
 # The simulated engine's description of an item ends with the digest of its pixels.
 DIGEST = re.compile(r"tokens, ([0-9a-f]{8})\)")
 ANSWER_TOKENS = 64
-# Milliseconds of CPU time of a request with a known clip, milliseconds of an index and a plan of
-# 18,000 samples, and the part of the bytes of ten minutes that is sent to another machine.
-REPEATED_LIMIT, PLAN_LIMIT, BYTES_LIMIT = 0.5, 25.0, 0.2
+# The maximum CPU time of a request with a known clip.
+REPEATED_LIMIT_MS = 0.5
+# The maximum time to read the index of 18,000 samples and to plan the cut.
+PLAN_LIMIT_MS = 25.0
+# The maximum part of the bytes of ten minutes that is sent to another machine.
+MAX_CUT_PART = 0.2
 LIMIT = "limit"
 THEIRS = f"loader and processor (vLLM {vllm.__version__}, OpenCV {cv2.__version__})"
 LONGEST = "10 min"
@@ -119,7 +122,7 @@ class Run:
 
     def _repeated(self, case: Case) -> Outcome:
         path = self._videos.path(case.clip)
-        bodies = [self._request(case, path)] * REPEATED
+        bodies = [self._request(case, path)] * REPEATED_REQUESTS
         # Other clips may have evicted it.
         self._server.send_all(bodies[:1], clients=1)
         return self._server.send_all(bodies, clients=1)
@@ -133,7 +136,7 @@ class Run:
             "model": MODEL,
             "messages": [{"role": "user", "content": content}],
             "max_tokens": ANSWER_TOKENS,
-            "media_io_kwargs": {"video": {"num_frames": case.frames}},
+            "media_io_kwargs": loader_settings(case.frames),
         }
 
 
@@ -164,7 +167,7 @@ def print_rows(
             )
             row(name, metric, "ms", ours, THEIRS, theirs, theirs / ours, equal[name])
     repeated = [outcome.cpu / len(outcome.times) * 1e3 for outcome in outcomes["repeated", OURS]]
-    print_limited("repeated clip", "CPU per request", "ms", median(repeated), REPEATED_LIMIT)
+    print_limited("repeated clip", "CPU per request", "ms", median(repeated), REPEATED_LIMIT_MS)
 
 
 def print_limited(case: str, metric: str, unit: str, ours: float, limit: float) -> None:
@@ -186,11 +189,12 @@ def print_plan(program: str, file: Path) -> None:
     command = [program, str(file)]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     index, cut = (
-        float(re.search(rf"{name}: median ([\d.]+) ms", text)[1]) for name in ("index", "cut")
+        float(re.search(rf"^{name}.*: median ([\d.]+) ms", text, re.MULTILINE)[1])
+        for name in ("index", "cut")
     )
-    print_limited(LONGEST, "index and cut, CPU", "ms", index + cut, PLAN_LIMIT)
+    print_limited(LONGEST, "index and cut, CPU", "ms", index + cut, PLAN_LIMIT_MS)
     part = float(re.search(r"([\d.]+) % of the bytes", text)[1]) / 100
-    print_limited(LONGEST, "bytes of the cut", "of the file", part, BYTES_LIMIT)
+    print_limited(LONGEST, "bytes of the cut", "of the file", part, MAX_CUT_PART)
 
 
 def measure(arguments: argparse.Namespace, scratch: Path) -> None:

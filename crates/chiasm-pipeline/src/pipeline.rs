@@ -18,7 +18,7 @@ use super::observer::RouteObserver;
 use super::processed::ProcessedMedia;
 use super::processor_items::{VllmProcessorOptions, VllmProcessors};
 use super::retries::Retries;
-use super::video::{PlannedVideos, Videos};
+use super::video::{PlannedVideos, VideoPlanner};
 use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
 
@@ -39,7 +39,7 @@ pub struct Pipeline {
     pub vllm_processors: Option<Arc<VllmProcessors>>,
     /// The planner of videos and maker of their tensors; `None` without vLLM's own processors,
     /// which decode the frames.
-    pub(super) videos: Option<Arc<Videos>>,
+    pub(super) videos: Option<Arc<VideoPlanner>>,
     /// The workers.
     pub fleet: Arc<Fleet>,
     /// The bounds on the work for a request.
@@ -95,7 +95,7 @@ impl Pipeline {
         let processors =
             VllmProcessors::new(options, &self.cpu, self.media.budget(), &self.metrics);
         let processors = Arc::new(processors);
-        let videos = Videos::new(
+        let videos = VideoPlanner::new(
             self.model.clone(),
             processors.clone(),
             self.processed.clone(),

@@ -382,11 +382,11 @@ impl Preparation<'_> {
         let Some(videos) = self.pipeline.videos.as_ref().filter(|_| !self.videos.is_empty()) else {
             return self.plan(Prompt::Chat(chat), media).await;
         };
-        let (native, other): (Vec<_>, Vec<_>) = self
-            .classes
-            .iter()
-            .cloned()
-            .partition(|class| videos.accept(std::slice::from_ref(class), &self.videos));
+        processors.know_releases(&self.classes).await;
+        let (native, other): (Vec<_>, Vec<_>) =
+            self.classes.iter().cloned().partition(|class| {
+                videos.check_and_count(std::slice::from_ref(class), &self.videos)
+            });
         if other.is_empty() {
             return self.plan(Prompt::Chat(chat), media).await;
         }
@@ -508,7 +508,7 @@ fn plan_chat(
         .media_kwargs
         .io
         .iter()
-        .filter(|(name, _)| native.videos().is_none() || *name != Modality::Video.name())
+        .filter(|(name, _)| native.video_planner().is_none() || *name != Modality::Video.name())
         .find(|(_, kwargs)| kwargs.as_object().is_none_or(|kwargs| !kwargs.is_empty()))
     {
         let field = format!("media_io_kwargs.{name}");
@@ -517,7 +517,7 @@ fn plan_chat(
     }
     let image_prompt = model.vision.as_ref().map(|vision| vision.prompt());
     let image_texts = image_prompt.as_ref().map(|prompt| [prompt.text]);
-    let video_texts = native.videos().map(|videos| videos.marker_texts());
+    let video_texts = native.video_planner().map(|videos| videos.marker_texts());
     let image_text = image_texts.as_ref().map(|texts| (&Modality::Image, &texts[..]));
     let video_text = video_texts.as_ref().map(|texts| (&Modality::Video, &texts[..]));
     let texts: Vec<MarkerText<'_>> = [image_text, video_text]
@@ -545,12 +545,13 @@ fn plan_chat(
     let ImagePrompt { marker, joins, .. } = vision.prompt();
     let image_marker = Marker { modality: &Modality::Image, tokens: marker };
     let video_marker = native
-        .videos()
+        .video_planner()
         .map(|videos| Marker { modality: &Modality::Video, tokens: videos.marker() });
     let markers: Vec<Marker<'_>> =
         [Some(image_marker), video_marker].into_iter().flatten().collect();
+    let longest_context = classes.iter().map(|class| class.max_model_len).max().unwrap_or(0);
     let for_class = |class: &PresentClass| -> Result<ClassPlan, RequestError> {
-        let items = native.plan(media, &sources, &kwargs, class, cpu)?;
+        let items = native.plan(media, &sources, &kwargs, class, longest_context, cpu)?;
         let placed: Vec<_> =
             items.iter().map(|item| Item { modality: &item.modality, runs: &item.runs }).collect();
         let expanded = expand(&tokens, Markers { by_modality: &markers, joins }, &placed)?;

@@ -321,7 +321,7 @@ impl ReleaseProcessor {
         Ok(Arc::new(ItemTensors { output, _charge: charge }))
     }
 
-    /// Returns the cost of decoding a whole video, if its index tells.
+    /// Returns the cost of decoding a whole video, or `None` if the file has no readable index.
     async fn decode_cost(&self, file: &Bytes) -> Result<Option<u64>, RequestError> {
         let ticket = CpuBudget::shared().ticket(price::video_index(file.len()))?;
         let file = file.clone();

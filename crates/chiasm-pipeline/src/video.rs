@@ -1,7 +1,7 @@
 //! Videos: planned from their containers, and decoded only for an engine that lacks them.
 //!
 //! The index of the file and the model's settings give the frames, the tokens and the tensors'
-//! shapes. A video that can't be planned goes whole to vLLM's own processor, which is counted.
+//! shapes. Any other video goes to vLLM's own processor as a whole file; a metric counts these.
 
 mod frames;
 mod planned;
@@ -33,19 +33,20 @@ pub(super) use planned::PlannedVideo;
 use planned::{PlanLimits, PlanOutcome, PlanWeight};
 use source::VideoSource;
 
-/// The maximum size of the cached plans. Most take some kilobytes, that of an hour a hundred.
+/// The maximum size of the cached plans. Most plans take a few kilobytes; that of a video of one
+/// hour takes about 100 kB.
 const MAX_PLAN_BYTES: u64 = 64 << 20;
 /// The estimated number of cached plans.
 const ESTIMATED_PLANS: usize = 1 << 12;
-/// The vLLM releases whose videos the plans equal. 0.33 differs only for videos that are never
+/// The vLLM releases whose results the plans reproduce. 0.33 differs only for videos that are never
 /// planned: of one frame, of unknown length, or without a frame rate.
 const PLANNED_RELEASES: [VllmVersion; 2] = [VllmVersion::minor(0, 32), VllmVersion::minor(0, 33)];
 
 /// The reason why a video goes whole to vLLM's own processor, as a short name for metrics.
 type Cause = &'static str;
 
-/// The videos of one served model.
-pub(crate) struct Videos {
+/// Plans the videos of one served model and caches the plans.
+pub(crate) struct VideoPlanner {
     model: Arc<ServedModel>,
     processors: Arc<VllmProcessors>,
     /// The plans, and the causes for which there are none.
@@ -79,8 +80,8 @@ impl PlannedVideos {
     }
 }
 
-impl Videos {
-    /// Creates the videos of a model. `request_cost` is the maximum CPU time of a request.
+impl VideoPlanner {
+    /// Creates the planner of a model. `request_cost` is the maximum CPU time of a request.
     pub(super) fn new(
         model: Arc<ServedModel>,
         processors: Arc<VllmProcessors>,
@@ -106,7 +107,7 @@ impl Videos {
         }
     }
 
-    /// Returns the model of videos, or the cause for which there is none.
+    /// Returns the model's settings of videos, or the cause for which videos are not planned.
     fn video_model(&self) -> Result<&VideoModel, Cause> {
         self.model.videos.as_ref().map_err(|reason| reason.cause())
     }
@@ -116,7 +117,7 @@ impl Videos {
         self.video_model().map_or(&[], |model| &model.prompt().marker)
     }
 
-    /// Returns the text of a video in a conversation whose content is one string.
+    /// Returns the text that marks a video in a message whose content is one string.
     pub(super) fn marker_texts(&self) -> [&'static str; 1] {
         [self.video_model().map_or("", |model| model.prompt().text)]
     }
@@ -152,8 +153,24 @@ impl Videos {
                 Ok::<_, RequestError>(None)
             })
         };
-        let plans = try_join_all(media.iter().map(plan)).await?;
+        let mut plans = try_join_all(media.iter().map(plan)).await?;
+        self.retain_affordable(&mut plans);
         Ok(PlannedVideos(plans.into()))
+    }
+
+    /// Removes the plans of videos that would together take more CPU time than a request may use.
+    fn retain_affordable(&self, plans: &mut [Option<Arc<PlannedVideo>>]) {
+        let mut total = Duration::ZERO;
+        for plan in plans {
+            let Some(video) = plan else { continue };
+            let with_this = total.saturating_add(video.processing);
+            if with_this <= self.limits.processing {
+                total = with_this;
+            } else {
+                *plan = None;
+                self.count_whole("limit", 1);
+            }
+        }
     }
 
     /// Parses a request's settings.
@@ -169,7 +186,7 @@ impl Videos {
         if !self.limits.trusts_kwargs {
             return Err("untrusted_kwargs");
         }
-        // vLLM's processor also reads a video with the settings of other modalities.
+        // Settings of other modalities also change how vLLM reads a video.
         if io.keys().any(|modality| modality != Modality::Video.name()) {
             return Err("unknown_kwarg");
         }
@@ -211,7 +228,7 @@ impl Videos {
 
     /// Returns `true` if the workers of all these classes accept the planned videos of a request.
     /// Counts the videos.
-    pub(super) fn accept(&self, classes: &[PresentClass], videos: &PlannedVideos) -> bool {
+    pub(super) fn check_and_count(&self, classes: &[PresentClass], videos: &PlannedVideos) -> bool {
         let count = videos.iter().count();
         match classes.iter().try_for_each(|class| self.check_class(class, videos)) {
             Ok(()) => {
@@ -239,9 +256,9 @@ impl Videos {
         if fits { Ok(()) } else { Err("encoder_cache") }
     }
 
-    /// Returns the number of embeddings that a worker must be able to encode at once for a video; 0
-    /// if every worker of the class can. Returns `None` if perhaps none can: an engine waits for
-    /// ever with an item that its encoder cache can't hold.
+    /// Returns the number of embeddings that a worker chosen for the video must be able to encode
+    /// at once: 0 if every worker of the class can. Returns `None` if perhaps none can: an engine
+    /// never schedules an item that is larger than its encoder cache.
     fn encoder_tokens(&self, class: &PresentClass, video: &PlannedVideo) -> Option<usize> {
         let max_embeds = || self.processors.max_embeds(class).unwrap_or(0);
         if video.embeds <= class.min_batched_tokens || video.embeds <= max_embeds() {
@@ -250,11 +267,11 @@ impl Videos {
         (video.embeds <= class.max_batched_tokens).then_some(video.embeds)
     }
 
-    /// Returns the plan of a video for workers of a class, which [`Self::accept`] allows.
+    /// Plans a video for workers of a class that passed [`Self::check_and_count`].
     ///
     /// # Errors
     /// Returns an error if no worker of the class can encode the video.
-    pub(super) fn item(
+    pub(super) fn plan_item(
         self: &Arc<Self>,
         item: &EncodedMedia,
         video: &Arc<PlannedVideo>,
@@ -266,7 +283,13 @@ impl Videos {
         let encoder_tokens = self
             .encoder_tokens(class, video)
             .ok_or_else(|| RequestError::internal("no engine can encode the video"))?;
-        let identity = PlanClass::item_identity(&class.class.processor, &video.fingerprint);
+        // Each release decodes with its own OpenCV.
+        let VllmItems::Release(release) = class.class.vllm_items else {
+            return Err(RequestError::internal("engines of unknown release get no planned videos"));
+        };
+        let mut fingerprint = video.fingerprint.clone();
+        fingerprint.extend_from_slice(format!("vLLM {release}").as_bytes());
+        let identity = PlanClass::item_identity(&class.class.processor, &fingerprint);
         let hash = chiasm_media::mm_hash(&item.content, &Modality::Video, &identity);
         Ok(ItemPlan {
             modality: Modality::Video,

@@ -37,8 +37,9 @@ impl Processor {
     /// Begins to decode a file with OpenCV, as vLLM does. Waits for a free child as
     /// [`item`](Self::item) does, and bytes count towards the same limits.
     ///
-    /// The child belongs to the reader until the last frame is read. A caller that waits for
-    /// further readers must read from those that it has, or calls may wait for each other.
+    /// The child belongs to the reader until the last frame is read. A caller with open readers
+    /// must go on reading from them while it waits for another one; otherwise callers may wait for
+    /// each other's children for ever.
     ///
     /// # Errors
     /// Any [`ProcessorError`]. [`ProcessorError::OtherFrames`] if the positions are not ascending
@@ -77,8 +78,8 @@ impl FrameReader {
     /// Returns the next wanted frame as RGB rows (width × height × 3 bytes), or `None` after the
     /// last one.
     ///
-    /// Only `None` says that the file has as many frames as the call says. Until then the frames
-    /// may be wrong. Dropping the future ends the child.
+    /// Frames are provisional until `None`, which confirms the number of frames in the file.
+    /// Dropping the future ends the child.
     ///
     /// # Errors
     /// Any [`ProcessorError`]. [`ProcessorError::OtherFrames`] if the file decodes to another
@@ -114,7 +115,7 @@ impl Decoding {
             Reply::Frame { position, offset } => {
                 self.ring.validate(position, offset)?;
                 let frame = self.copy(offset).await?;
-                self.ring.taken += 1;
+                self.ring.frames_read += 1;
                 if self.ring.is_slot_needed() {
                     self.lease.child.send(&Call::Taken, None, &mut self.budget).await?;
                 }
@@ -142,16 +143,15 @@ impl Decoding {
     }
 }
 
-/// The slots for frames in the memory, and the frames that are still to come. The slots follow the
-/// file without a gap. The frames take them in turn.
+/// A ring of slots for frames, right behind the file in the memory, and the positions of the wanted
+/// frames.
 #[derive(Debug)]
 struct Ring {
-    begin: u64,
+    slots_offset: u64,
     frame_bytes: u64,
     slots: usize,
     positions: Vec<u64>,
-    /// The number of frames that were read.
-    taken: usize,
+    frames_read: usize,
 }
 
 impl Ring {
@@ -165,7 +165,8 @@ impl Ring {
     ) -> Result<Self, ProcessorError> {
         let is_ascending = positions.is_sorted_by(|one, next| one < next);
         if !is_ascending || positions.last().is_some_and(|&last| last >= samples) {
-            let reason = format!("its frames {positions:?} are not among {samples}");
+            let reason =
+                format!("frame positions {positions:?} must ascend and be less than {samples}");
             return Err(ProcessorError::OtherFrames(reason));
         }
         let slots = positions.len().min(MAX_SLOTS);
@@ -178,14 +179,14 @@ impl Ring {
                  (--processor-item-bytes)"
             )));
         }
-        Ok(Self { begin: length, frame_bytes, slots, positions, taken: 0 })
+        Ok(Self { slots_offset: length, frame_bytes, slots, positions, frames_read: 0 })
     }
 
     /// Checks that a child's reply describes the next frame.
     fn validate(&self, position: u64, offset: u64) -> Result<(), ProcessorError> {
-        let expected = self.positions.get(self.taken).map(|&expected| {
-            let slot = (self.taken % self.slots) as u64;
-            (expected, self.begin + slot * self.frame_bytes)
+        let expected = self.positions.get(self.frames_read).map(|&expected| {
+            let slot = (self.frames_read % self.slots) as u64;
+            (expected, self.slots_offset + slot * self.frame_bytes)
         });
         if expected == Some((position, offset)) {
             return Ok(());
@@ -194,14 +195,14 @@ impl Ring {
         Err(ProcessorError::InvalidReply(reason))
     }
 
-    /// Returns `true` if there is a frame left for the slot of the frame that was read last.
+    /// Returns `true` if a later frame will use the slot that was just read.
     fn is_slot_needed(&self) -> bool {
-        self.taken + self.slots <= self.positions.len()
+        self.frames_read + self.slots <= self.positions.len()
     }
 
     /// Returns `true` if all wanted frames were read.
     fn is_complete(&self) -> bool {
-        self.taken == self.positions.len()
+        self.frames_read == self.positions.len()
     }
 }
 
@@ -220,7 +221,7 @@ mod tests {
         for (position, offset) in [(1, 100), (2, 124), (5, 148), (7, 100), (9, 124)] {
             assert!(!ring.is_complete());
             ring.validate(position, offset).unwrap();
-            ring.taken += 1;
+            ring.frames_read += 1;
             needed.push(ring.is_slot_needed());
         }
         assert!(ring.is_complete());
@@ -231,13 +232,13 @@ mod tests {
     #[test]
     fn frame_at_another_place_is_invalid() {
         let mut ring = ring(&[1, 2, 5, 7], 1000).unwrap();
-        ring.taken = 1;
+        ring.frames_read = 1;
         ring.validate(2, 124).unwrap();
         for (position, offset) in [(1, 124), (3, 124), (2, 100), (2, 125), (2, u64::MAX)] {
             let error = ring.validate(position, offset).unwrap_err();
             assert!(matches!(error, ProcessorError::InvalidReply(_)), "{position} {offset}");
         }
-        ring.taken = 4;
+        ring.frames_read = 4;
         assert!(ring.validate(7, 100).is_err());
     }
 
@@ -249,7 +250,7 @@ mod tests {
         }
         let mut none = ring(&[], 1000).unwrap();
         assert!(none.is_complete());
-        none.taken = 1;
+        none.frames_read = 1;
         assert!(none.validate(0, 100).is_err());
     }
 

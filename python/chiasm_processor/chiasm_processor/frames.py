@@ -29,7 +29,7 @@ def decode(
     """
     check_frame_pixel_limit(call.width, call.height)
     limits.check_frame_size(call.width, call.height)
-    # Never `release` it: OpenCV 5.0 crashes on a capture that reads from Python.
+    # Never call `capture.release()`: OpenCV 5.0 crashes if the capture reads from Python.
     try:
         capture = OpenCVVideoBackendMixin.open_video_capture(data)
     except (ValueError, cv2.error) as error:
@@ -59,7 +59,8 @@ class Ring:
         end = self._begin + self._slots * self._frame_bytes
         if end > os.fstat(memory).st_size:
             raise NoRoom(f"{self._slots} frames do not fit into the memory")
-        # Unlike a tensor's, its pages are written many times, so clearing them once is cheap.
+        # Mapped, unlike the memory of tensors: the slots are written many times, so it is cheap that
+        # the kernel clears them once.
         self._memory = mmap.mmap(memory, end)
 
     def write(self, number: int, frame: npt.NDArray[np.uint8]) -> int:

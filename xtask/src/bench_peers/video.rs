@@ -6,7 +6,7 @@ use crate::bench_peers::row::{OURS, Row, Target};
 use crate::bench_peers::runs;
 use crate::bench_peers::spec::Spec;
 
-/// The name of a limit in the place of a peer's.
+/// The `peer_name` of rows that compare with a limit.
 const LIMIT: &str = "limit";
 const FILE: &str = "file";
 const CAPTIONS: &str = "captions";

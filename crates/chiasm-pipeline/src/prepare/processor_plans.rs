@@ -125,7 +125,9 @@ impl Preparation<'_> {
     fn videos_for_release(&self) -> PlannedVideos {
         let videos = self.pipeline.videos.as_ref().filter(|_| !self.videos.is_empty());
         match videos {
-            Some(videos) if videos.accept(&self.classes, &self.videos) => self.videos.clone(),
+            Some(videos) if videos.check_and_count(&self.classes, &self.videos) => {
+                self.videos.clone()
+            }
             _ => PlannedVideos::default(),
         }
     }
@@ -224,7 +226,7 @@ impl Preparation<'_> {
             }
             if let (Some(videos), Some(video)) = (&self.pipeline.videos, items.videos.get(index)) {
                 let field = &source.field;
-                let item = videos.item(encoded, video, &items.kwargs, class, field, self.cpu);
+                let item = videos.plan_item(encoded, video, &items.kwargs, class, field, self.cpu);
                 return item.map(Some);
             }
             let settings = images.settings(&items.kwargs.processor, class)?;

@@ -11,6 +11,7 @@ use chiasm_processor::{ProcessorError, ProcessorOptions};
 use chiasm_types::VllmVersion;
 
 use super::super::error::RequestError;
+use super::start::Start;
 use super::{ReleaseProcessor, VideoSlots, VllmProcessorOptions, max_embeds};
 use crate::cpu::CpuPool;
 use crate::metrics::PipelineMetrics;
@@ -23,8 +24,8 @@ pub struct VllmProcessors {
     first: Arc<ReleaseProcessor>,
     others: Vec<Arc<ReleaseProcessor>>,
     videos: Arc<VideoSlots>,
-    /// The workers' releases that have no processor, which were logged; `None` for workers that
-    /// accept no items.
+    /// The releases without a processor that were logged; `None` stands for workers that accept no
+    /// items.
     logged_missing: Mutex<BTreeSet<Option<VllmVersion>>>,
 }
 
@@ -79,12 +80,27 @@ impl VllmProcessors {
         Ok(Arc::clone(processor))
     }
 
-    /// Returns `false` if all processors are running and none serves the workers of a class.
+    /// Returns `true` if a processor serves the workers of a class, or may do so once it has
+    /// started. While none is running, one that failed may: a worker that holds an item needs no
+    /// processor.
     pub(crate) fn may_serve(&self, class: &PresentClass) -> bool {
-        [&self.first].into_iter().chain(&self.others).any(|release| {
-            let processor = release.start.running();
-            processor.is_none_or(|processor| is_served_by(class, &processor.greeting().vllm))
+        let starts = || [&self.first].into_iter().chain(&self.others).map(|release| &release.start);
+        let is_any_running = starts().any(Start::is_running);
+        starts().any(|start| match start.running() {
+            Some(processor) => is_served_by(class, &processor.greeting().vllm),
+            None => !(is_any_running && start.has_failed()),
         })
+    }
+
+    /// Waits for the start of the processors if only that tells which of several releases they
+    /// serve.
+    pub(crate) async fn know_releases(&self, classes: &PresentClasses) {
+        let mut releases = classes.iter().map(|class| class.class.vllm_items);
+        let first = releases.next();
+        if releases.any(|release| Some(release) != first) {
+            // Without a processor, the caller's own call fails with the reason.
+            let _ = self.by_release(classes).await;
+        }
     }
 
     /// Returns the maximum number of embeddings of one item that the workers of a class can encode
@@ -155,7 +171,10 @@ impl VllmProcessors {
         if classes.is_empty() {
             return Err(RequestError::not_ready());
         }
-        remaining.iter().for_each(|class| self.log_missing(class, &releases));
+        // A processor that failed to start may be of their release.
+        if failure.is_none() {
+            remaining.iter().for_each(|class| self.log_missing(class, &releases));
+        }
         if !serving.is_empty() {
             return Ok(serving);
         }

@@ -10,13 +10,14 @@ use tokio::time::Instant;
 /// The time for which a failed start is not retried.
 const FAILURE_TTL: Duration = Duration::from_secs(10);
 
-type Outcome = Option<Result<Processor, ProcessorError>>;
+/// The outcome of a start, and the time at which it ended.
+type Outcome = Option<(Result<Processor, ProcessorError>, Instant)>;
 
 /// A processor that starts on demand.
 pub(super) struct Start {
     options: ProcessorOptions,
-    /// The outcome of the last start, and the time at which that start began.
-    last: Mutex<Option<(watch::Receiver<Outcome>, Instant)>>,
+    /// The outcome of the last start.
+    last: Mutex<Option<watch::Receiver<Outcome>>>,
 }
 
 impl Start {
@@ -32,8 +33,15 @@ impl Start {
     /// Returns the processor if it has started.
     pub(super) fn running(&self) -> Option<Processor> {
         let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let (outcome, _) = last.as_ref()?;
-        outcome.borrow().as_ref()?.as_ref().ok().cloned()
+        let outcome = last.as_ref()?.borrow();
+        let (result, _) = outcome.as_ref()?;
+        result.as_ref().ok().cloned()
+    }
+
+    /// Returns `true` if the last start failed and is not retried yet.
+    pub(super) fn has_failed(&self) -> bool {
+        let last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        last.as_ref().is_some_and(has_failed)
     }
 
     /// Starts the processor unless it was started, without waiting for it.
@@ -50,14 +58,14 @@ impl Start {
         let cancelled =
             || ProcessorError::Unavailable("the start of the processor was cancelled".to_owned());
         let known = outcome.wait_for(Option::is_some).await.map_err(|_| cancelled())?;
-        known.as_ref().map_or_else(|| Err(cancelled()), Clone::clone)
+        known.as_ref().map_or_else(|| Err(cancelled()), |(result, _)| result.clone())
     }
 
     fn outcome(&self) -> watch::Receiver<Outcome> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((outcome, began)) = &*last {
-            let has_failed = matches!(*outcome.borrow(), Some(Err(_)));
-            if !has_failed || began.elapsed() < FAILURE_TTL {
+        if let Some(outcome) = &*last {
+            let is_failure = matches!(*outcome.borrow(), Some((Err(_), _)));
+            if !is_failure || has_failed(outcome) {
                 return outcome.clone();
             }
         }
@@ -70,10 +78,18 @@ impl Start {
                 Ok(processor) => log_started(processor.greeting(), began.elapsed()),
                 Err(error) => tracing::warn!(%error, "can't start vLLM's processor"),
             }
-            sender.send_replace(Some(result));
+            sender.send_replace(Some((result, Instant::now())));
         });
-        *last = Some((outcome.clone(), Instant::now()));
+        *last = Some(outcome.clone());
         outcome
+    }
+}
+
+/// Returns `true` if a start failed so recently that it is not retried.
+fn has_failed(outcome: &watch::Receiver<Outcome>) -> bool {
+    match &*outcome.borrow() {
+        Some((Err(_), ended)) => ended.elapsed() < FAILURE_TTL,
+        _ => false,
     }
 }
 

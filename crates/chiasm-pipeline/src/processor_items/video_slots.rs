@@ -29,8 +29,8 @@ impl VideoSlots {
     }
 }
 
-/// Returns the number of slots for a video: one per started [`SLOT_COST`], but at most half of all
-/// slots, so that one video never blocks all others.
+/// Returns the number of slots for a video: its cost divided by [`SLOT_COST`], rounded up, but at
+/// most half of all slots, rounded up.
 fn slots(cost: Option<u64>, total: u32) -> u32 {
     let slots = cost.unwrap_or(0).div_ceil(SLOT_COST);
     u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, total.div_ceil(2))

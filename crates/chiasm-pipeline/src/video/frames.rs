@@ -23,8 +23,8 @@ type SharedTensor = Arc<Mutex<TensorWriter>>;
 impl VideoSource {
     /// Decodes and processes the planned frames, a few at a time.
     ///
-    /// Returns `None` if only the whole file can show the frames: the file is not what its index
-    /// announces.
+    /// Returns `None` if the cut decodes to unexpected frames, so that the whole file must be
+    /// decoded.
     ///
     /// # Errors
     /// Returns an error if a processor is unavailable or takes too long, or if memory is exhausted.
@@ -40,9 +40,12 @@ impl VideoSource {
         let Some(parts) = self.cut(processes).await? else { return Ok(None) };
         let format = pixel_format(order.format);
         let bytes = video.plan.pixel_bytes(format);
-        let tensor = TensorWriter::reserve(&*order.memory, &videos.budget, bytes)?;
-        let tensor: SharedTensor = Arc::new(Mutex::new(tensor));
         let ticket = self.frame_ticket(format)?;
+        let memory = order.memory.clone();
+        let budget = videos.budget.clone();
+        // Clears the memory if it is not the engine's.
+        let reserve = move || TensorWriter::reserve(&*memory, &budget, bytes);
+        let tensor: SharedTensor = Arc::new(Mutex::new(videos.cpu.run(&ticket, reserve).await??));
         let decode = |part| self.decode_part(&processor, part, format, &ticket, &tensor);
         let decoded: Result<(), RequestError> =
             stream::iter(parts).map(decode).buffer_unordered(processes).try_collect().await;
@@ -99,27 +102,27 @@ impl VideoSource {
         };
         let mut reader = processor.frames(call).await?;
         for frame in frames {
-            let other_frames = || RequestError::internal("a frame that was not planned");
-            let pixels = reader.next().await?.ok_or_else(other_frames)?;
+            let unplanned = || RequestError::internal("a frame is missing or was not planned");
+            let pixels = reader.next().await?.ok_or_else(unplanned)?;
             let index = self.video.plan.frames.binary_search(&frame.frame);
             let job = FrameJob {
                 model: self.videos.model.clone(),
                 video: self.video.clone(),
-                index: index.map_err(|_| other_frames())?,
+                index: index.map_err(|_| unplanned())?,
                 pixels,
                 format,
             };
             let mut tensor = tensor.clone().lock_owned().await;
             self.videos.cpu.run(ticket, move || job.write(tensor.bytes())).await??;
         }
-        // Only the end says that the frames were right.
+        // The frames are confirmed only at the end.
         match reader.next().await? {
             None => Ok(()),
             Some(_) => Err(RequestError::internal("more frames than were wanted")),
         }
     }
 
-    /// Returns the ticket for processing one frame. All frames are charged once.
+    /// Charges all frames at the first call. Returns a ticket for processing one frame.
     fn frame_ticket(&self, format: PixelFormat) -> Result<Ticket, RequestError> {
         let ticket: &OnceLock<Ticket> = &self.ticket;
         if let Some(ticket) = ticket.get() {
@@ -146,7 +149,7 @@ fn is_fault_of_cut(error: &RequestError) -> bool {
 struct FrameJob {
     model: Arc<ServedModel>,
     video: Arc<PlannedVideo>,
-    /// The place of the frame among the planned ones.
+    /// The frame's index in [`VideoPlan::frames`](chiasm_vision::VideoPlan::frames).
     index: usize,
     /// Rows of RGB.
     pixels: Bytes,

@@ -16,6 +16,9 @@ use crate::cpu::price;
 use crate::model::{ServedModel, TokenizerVocabulary};
 use crate::processor_items::VllmProcessors;
 
+/// The format of pixels that takes the most memory and time.
+const LARGEST_FORMAT: PixelFormat = PixelFormat::Normalized(Dtype::F32);
+
 /// A plan, or the cause for which vLLM's own processor makes the video.
 pub(super) type PlanOutcome = Result<Arc<PlannedVideo>, Cause>;
 
@@ -34,15 +37,18 @@ pub(crate) struct PlannedVideo {
     pub(super) embeds: usize,
     /// The cost of decoding the planned frames: samples times pixels.
     pub(super) decode_cost: u64,
+    /// The estimated CPU time of processing the planned frames.
+    pub(super) processing: Duration,
 }
 
-/// The limits of planned videos. vLLM's own processor refuses a video beyond the limits of items.
+/// The limits beyond which a video is not planned. It goes to vLLM's own processor then, which
+/// checks the limits of items itself.
 #[derive(Clone)]
 pub(super) struct PlanLimits {
     item: ItemLimits,
     item_bytes: u64,
-    /// The maximum CPU time of processing a video's frames.
-    processing: Duration,
+    /// The maximum CPU time of processing the frames of a request's videos.
+    pub(super) processing: Duration,
     /// `true` if requests may change the settings of videos.
     pub(super) trusts_kwargs: bool,
 }
@@ -70,12 +76,15 @@ impl PlanLimits {
     }
 
     fn allow_plan(&self, plan: &VideoPlan, bytes: usize) -> bool {
-        let largest = PixelFormat::Normalized(Dtype::F32);
-        let needed = (plan.pixel_bytes(largest) as u64).saturating_add(bytes as u64);
-        let frames = u32::try_from(plan.frames.len()).unwrap_or(u32::MAX);
-        let processing = frame_price(plan, largest).saturating_mul(frames);
-        needed <= self.item_bytes && processing <= self.processing
+        let needed = (plan.pixel_bytes(LARGEST_FORMAT) as u64).saturating_add(bytes as u64);
+        needed <= self.item_bytes && processing_price(plan) <= self.processing
     }
+}
+
+/// Estimates the time to process all planned frames.
+fn processing_price(plan: &VideoPlan) -> Duration {
+    let frames = u32::try_from(plan.frames.len()).unwrap_or(u32::MAX);
+    frame_price(plan, LARGEST_FORMAT).saturating_mul(frames)
 }
 
 /// Estimates the time to process one decoded frame.
@@ -118,7 +127,8 @@ impl PlannedVideo {
         let vocabulary = TokenizerVocabulary(&model.tokenizer);
         let runs = plan.tokenize(&vocabulary).map_err(|_| "tokenizer")?;
         let embeds = runs.iter().filter(|run| run.embeds).map(|run| run.count).sum();
-        Ok(Self { plan, request, key, fingerprint, runs, embeds, decode_cost })
+        let processing = processing_price(&plan);
+        Ok(Self { plan, request, key, fingerprint, runs, embeds, decode_cost, processing })
     }
 
     /// Estimates the memory that the plan takes.

@@ -16,15 +16,18 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::planned::PlannedVideo;
-use super::{Cause, Videos};
+use super::{Cause, VideoPlanner};
 use crate::cpu::{CpuBudget, Ticket, price};
 use crate::error::RequestError;
 use crate::metrics::Stage;
 use crate::processed::{TensorKey, TensorWriter, to_field};
 
+/// The cause for a cut that decodes to other frames than its file's index tells.
+const OTHER_FRAMES: Cause = "other_frames";
+
 /// The tensors of one planned video of a request.
 pub(super) struct VideoSource {
-    pub(super) videos: Arc<Videos>,
+    pub(super) videos: Arc<VideoPlanner>,
     pub(super) hash: MmHash,
     pub(super) video: Arc<PlannedVideo>,
     pub(super) encoded: EncodedMedia,
@@ -34,8 +37,8 @@ pub(super) struct VideoSource {
     pub(super) field: String,
     /// The request's budget.
     pub(super) budget: CpuBudget,
-    /// The ticket for processing one frame; all frames were charged with it. It is reused if the
-    /// request moves to another engine, which is not the client's fault.
+    /// The ticket for processing one frame. Its first use charges all frames; if the request moves
+    /// to another engine, they are not charged again.
     pub(super) ticket: OnceLock<Ticket>,
 }
 
@@ -62,7 +65,7 @@ impl VideoSource {
         let Some(model_dtype) = order.model_dtype else {
             return self.make_from_whole_file("agent", order).await;
         };
-        let Videos { processed, metrics, .. } = &*self.videos;
+        let VideoPlanner { processed, metrics, .. } = &*self.videos;
         let key = TensorKey { hash: self.hash, format: order.format };
         let permit = processed.lock(key).await;
         // The previous holder of the permit may have sent the item to the same engine.
@@ -82,7 +85,7 @@ impl VideoSource {
                     Some(pixels) => pixels,
                     None => {
                         drop(permit);
-                        return self.make_from_whole_file("other_frames", order).await;
+                        return self.make_from_whole_file(OTHER_FRAMES, order).await;
                     }
                 }
             }
@@ -98,7 +101,7 @@ impl VideoSource {
         pixels: TensorBytes,
         order: &TensorRequest,
     ) -> Result<TensorBytes, RequestError> {
-        let Videos { cpu, budget, .. } = &*self.videos;
+        let VideoPlanner { cpu, budget, .. } = &*self.videos;
         let ticket = self.budget.ticket(price::copy(pixels.as_ref().len()))?;
         let memory = order.memory.clone();
         let budget = budget.clone();
@@ -131,8 +134,8 @@ impl VideoSource {
     /// Lets vLLM's own processor make the tensors from the whole file.
     ///
     /// # Errors
-    /// Returns an error if they do not belong to the prompt that was planned. The video is not
-    /// planned again then, so a retry of the request succeeds.
+    /// Returns an error if they do not belong to the prompt that was planned. The plan is replaced
+    /// by the cause then, so a retry of the request succeeds with the whole file.
     async fn make_from_whole_file(
         &self,
         cause: Cause,
@@ -146,9 +149,13 @@ impl VideoSource {
         let is_planned = item.replacement().is_some_and(|(marker, runs)| {
             marker == videos.marker() && joined(&runs) == joined(&video.runs)
         });
+        if !is_planned || cause == OTHER_FRAMES {
+            // Decoding the same cut again would fail again.
+            videos.plans.insert(video.key, Err(OTHER_FRAMES));
+        }
         if !is_planned {
-            videos.plans.insert(video.key, Err(cause));
-            let reason = "the video is not what its container announces; try again".to_owned();
+            let reason =
+                "the video's frames differ from its container's index; try again".to_owned();
             return Err(ProcessorError::Unavailable(reason).into());
         }
         let source = item.source(&processor, &self.budget);

@@ -291,12 +291,15 @@ async fn whole_file_replaces_missing_frames_of_same_prompt() {
     let whole = scripted(format!("whole={tokens}"));
     let VideoTest { test, _folder } = &VideoTest::with(PLANNED, whole).await;
     let prompt = || conversation(&[&clip], json!({}));
-    for (model_dtype, cause) in [(Some(Dtype::BF16), "other_frames"), (None, "agent")] {
+    for (model_dtype, cause) in [(None, "agent"), (Some(Dtype::BF16), "other_frames")] {
         let prepared = test.prepare(prompt(), ClientSampling::default()).await.unwrap();
         let fields = tensors(&prepared, TensorFormat::Raw, model_dtype).await;
         assert_eq!((&*fields[0].name, bytes(&fields[0])), ("x", &[1, 2, 3, 4][..]));
         assert_eq!(test.pipeline.metrics.whole_videos(cause), 1);
     }
+    // The cut is not decoded again.
+    test.prepare(prompt(), ClientSampling::default()).await.unwrap();
+    assert_eq!(test.pipeline.metrics.whole_videos("other_frames"), 2);
 }
 
 #[tokio::test]

@@ -314,9 +314,7 @@ impl QwenVideos {
         if caps_frames {
             out.integer("max_video_tokens", max_video_tokens);
         }
-        if generation.has_timestamps() {
-            resampling.fingerprint(settings, out);
-        }
+        resampling.fingerprint(settings, generation.has_timestamps(), out);
         if let Some(VideoPruning { method, rate }) = *pruning {
             let method = match method {
                 PruningMethod::Evs => "evs",

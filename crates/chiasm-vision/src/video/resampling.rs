@@ -79,14 +79,28 @@ impl Resampling {
         Ok(sampling::linspace_round(total, count))
     }
 
-    /// Writes every setting that changes the frames of Qwen3-VL.
-    pub(super) fn fingerprint(self, settings: &QwenSettings, out: &mut Fingerprint) {
+    /// Writes every setting that changes the frames, or decides whether they can be planned.
+    pub(super) fn fingerprint(
+        self,
+        settings: &QwenSettings,
+        has_timestamps: bool,
+        out: &mut Fingerprint,
+    ) {
         if let Some(flag) = self.do_sample_frames {
             out.flag("do_sample_frames", flag);
         }
-        match self.num_frames {
-            Some(count) => out.integer("sampled_frames", count),
-            None => out.double("sampled_fps", self.fps.or(settings.fps).unwrap_or(0.0)),
+        if !has_timestamps {
+            return;
+        }
+        match (self.num_frames, self.fps) {
+            (Some(count), fps) => {
+                out.integer("sampled_frames", count);
+                // `sample` refuses both.
+                if let Some(fps) = fps {
+                    out.double("sampled_fps", fps);
+                }
+            }
+            (None, fps) => out.double("sampled_fps", fps.or(settings.fps).unwrap_or(0.0)),
         }
         out.integers("sampled_range", [settings.min_frames, settings.max_frames]);
     }

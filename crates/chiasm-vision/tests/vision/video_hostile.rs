@@ -113,6 +113,27 @@ fn frames_over_pixel_limit_are_not_planned() {
 }
 
 #[test]
+fn refused_settings_have_fingerprints_of_their_own() {
+    let models = video_goldens::models();
+    for (name, refused, planned) in [
+        ("qwen2_vl", json!({"do_sample_frames": true}), json!({})),
+        ("qwen3_vl", json!({"num_frames": 8, "fps": 2}), json!({"num_frames": 8})),
+    ] {
+        let model = models[name].load();
+        // Every frame is loaded, so the processor of Qwen3-VL samples.
+        let video = VideoProperties { frames: 20, fps: 1.0, width: 320, height: 240 };
+        let plan = |kwargs: &Value| {
+            let request = model.parse_request(&object(kwargs), &object(&json!({}))).unwrap();
+            (model.plan(video, &request).is_ok(), model.fingerprint(&request))
+        };
+        let (is_refused_planned, refused) = plan(&refused);
+        let (is_planned, planned) = plan(&planned);
+        assert_eq!((is_refused_planned, is_planned), (false, true), "{name}");
+        assert_ne!(refused, planned, "{name}");
+    }
+}
+
+#[test]
 fn fingerprint_changes_with_effective_settings_only() {
     let models = video_goldens::models();
     let model = models["qwen3_vl"].load();
