@@ -52,7 +52,13 @@ fn model(folder: &Path) -> ServedModel {
     ServedModel::load(folder, "m", None).unwrap().with_videos(VideoOptions::default(), 999)
 }
 
-/// A pipeline in front of an engine, whose processor of vLLM can't be started.
+fn capabilities(engine: &str) -> Capabilities {
+    let mut capabilities = fake_capabilities();
+    capabilities.class.vllm_items = VllmItems::for_engine(engine);
+    capabilities
+}
+
+/// A pipeline in front of engines, whose processor of vLLM can't be started.
 struct VideoTest {
     test: TestPipeline,
     _folder: tempfile::TempDir,
@@ -67,10 +73,15 @@ impl VideoTest {
         engine: &str,
         change: impl FnOnce(VllmProcessorOptions) -> VllmProcessorOptions,
     ) -> Self {
-        let mut capabilities: Capabilities = fake_capabilities();
-        capabilities.class.vllm_items = VllmItems::for_engine(engine);
-        let backend = FakeBackend::with_capabilities(capabilities);
-        let TestPipeline { pipeline, backends } = TestPipeline::with(vec![backend]).await;
+        Self::with_engines(vec![capabilities(engine)], change).await
+    }
+
+    async fn with_engines(
+        engines: Vec<Capabilities>,
+        change: impl FnOnce(VllmProcessorOptions) -> VllmProcessorOptions,
+    ) -> Self {
+        let backends = engines.into_iter().map(FakeBackend::with_capabilities).collect();
+        let TestPipeline { pipeline, backends } = TestPipeline::with(backends).await;
         let folder = tempfile::tempdir().unwrap();
         let model = Arc::new(model(folder.path()));
         let options = VllmProcessorOptions {
@@ -349,6 +360,26 @@ async fn unplanned_videos_go_to_processor() {
         let test = VideoTest::new(PLANNED).await;
         test.assert_whole(conversation(&[&clip(name)], json!({})), cause).await;
     }
+}
+
+#[tokio::test]
+async fn engines_with_small_context_are_left_out() {
+    let small = Capabilities { max_model_len: 24, ..capabilities("vLLM 0.32.0") };
+    let engines = vec![small, capabilities(PLANNED)];
+    let test = VideoTest::with_engines(engines, |options| options).await;
+    let prepared = test.prepare(conversation(&[&clip("h264.mp4")], json!({}))).await.unwrap();
+    assert!(prepared.plans[0].job_items[0].placeholder.length > 24);
+    assert_eq!(prepared.plans.len(), 1);
+}
+
+#[tokio::test]
+async fn items_of_two_releases_have_two_identities() {
+    let engines = vec![capabilities("vLLM 0.32.0"), capabilities(PLANNED)];
+    let test = VideoTest::with_engines(engines, |options| options).await;
+    let prepared = test.prepare(conversation(&[&clip("h264.mp4")], json!({}))).await.unwrap();
+    let [one, other] = &*prepared.plans else { panic!("a plan for each release") };
+    assert_eq!(one.tokens, other.tokens);
+    assert_ne!(one.job_items[0].hash, other.job_items[0].hash);
 }
 
 #[tokio::test]
