@@ -18,7 +18,7 @@ from media import STEP, numbered, picture
 
 FRAMES_PER_SECOND = 30
 # The number of different noise patterns, and their standard deviation of 256 values.
-PATTERNS, DEVIATION = 16, 4.0
+PATTERNS, DEVIATION = 16, 8.0
 # The number of steps after which the camera turns back.
 STEPS_BEFORE_TURN = 64
 SEED = 20_261_127
