@@ -21,6 +21,18 @@ pub enum Codec {
     Vp9,
 }
 
+impl Codec {
+    /// Returns the codec's name, such as `h264`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::H264 => "h264",
+            Self::Hevc => "hevc",
+            Self::Vp8 => "vp8",
+            Self::Vp9 => "vp9",
+        }
+    }
+}
+
 /// A container format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -31,6 +43,17 @@ pub enum Container {
     FragmentedMp4,
     /// Matroska or WebM.
     Matroska,
+}
+
+impl Container {
+    /// Returns the container's name, such as `mp4`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Mp4 => "mp4",
+            Self::FragmentedMp4 => "fragmented mp4",
+            Self::Matroska => "matroska",
+        }
+    }
 }
 
 /// A sample: one encoded picture.

@@ -326,13 +326,13 @@ pub(crate) struct InspectArgs {
     /// Directory with config.json and the processor's configuration
     #[arg(long)]
     pub(crate) model: PathBuf,
-    /// Images to inspect: files, or http(s) or data: URLs
-    #[arg(required = true, value_name = "IMAGE|URL")]
-    pub(crate) images: Vec<String>,
+    /// Images and videos to inspect: files, or http(s) or data: URLs
+    #[arg(required = true, value_name = "FILE|URL")]
+    pub(crate) media: Vec<String>,
     /// Print JSON lines
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write each tensor to this directory, as .npy
+    /// Write each tensor of images to this directory, as .npy
     #[arg(long, value_name = "DIR")]
     pub(crate) dump: Option<PathBuf>,
     /// Tokens per block, for the block keys
@@ -341,9 +341,12 @@ pub(crate) struct InspectArgs {
     /// Dump normalised floats instead of raw pixels
     #[arg(long)]
     pub(crate) normalized: bool,
-    /// Image processor settings as a JSON object, as in a request's mm_processor_kwargs
+    /// Processor settings as a JSON object, as in a request's mm_processor_kwargs
     #[arg(long, value_name = "JSON", value_parser = json_object, default_value = "{}")]
     pub(crate) mm_processor_kwargs: Map<String, Value>,
+    /// Settings for reading videos as a JSON object, as media_io_kwargs.video in a request
+    #[arg(long, value_name = "JSON", value_parser = json_object, default_value = "{}")]
+    pub(crate) media_io_kwargs: Map<String, Value>,
 }
 
 #[derive(Debug, Args)]

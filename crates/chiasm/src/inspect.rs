@@ -1,4 +1,7 @@
-//! `chiasm inspect`: prints an image's identity, layout and tensors for a model.
+//! `chiasm inspect`: prints an image's identity, layout and tensors for a model, and a video's plan
+//! and cut.
+
+mod video;
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write as _};
@@ -21,11 +24,12 @@ use crate::error::CliError;
 use crate::npy;
 use crate::stdout::line;
 
+use self::video::Videos;
+
 /// Runs the command.
 pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
-    let model = read_model(&args.model)?
-        .ok_or_else(|| CliError::Usage(format!("{} is a text model", args.model.display())))?;
-    let kwargs = model.parse_kwargs(&args.mm_processor_kwargs)?;
+    let tokenizer = read_tokenizer(&args.model)?;
+    let model = read_model(&args.model, tokenizer.as_ref())?;
     let format = if args.normalized || model.engine_normalizes_since().is_none() {
         PixelFormat::Normalized(Dtype::F32)
     } else {
@@ -40,26 +44,39 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
         cache_bytes: 0,
         ..MediaConfig::default()
     };
-    let budget = ByteBudget::new(media.limits.max_bytes(&Modality::Image));
+    let largest = [Modality::Image, Modality::Video].map(|it| media.limits.max_bytes(&it));
+    let budget = ByteBudget::new(largest.into_iter().max().unwrap_or_default());
     let loader = MediaLoader::new(media, budget)?;
     if let Some(dir) = &args.dump {
         fs::create_dir_all(dir).map_err(|error| CliError::file(dir, error))?;
     }
-    let identity =
-        PlanClass::item_identity(model.default_fingerprint(), &model.fingerprint(&kwargs));
-    for (index, source) in args.images.iter().enumerate() {
+    for (index, source) in args.media.iter().enumerate() {
         let image = open(&loader, source).await?;
+        let shown = if source.starts_with("data:") { "data: URI" } else { source };
+        if image.modality == Modality::Video {
+            let videos = Videos::read(&args)?;
+            let inspection = videos.inspect(shown, &image, tokenizer.as_ref(), format)?;
+            if args.json {
+                line!("{}", inspection.to_json());
+            } else {
+                inspection.print();
+            }
+            continue;
+        }
         let MediaHeader::Image(header) = image.header else {
             return Err(CliError::Usage(format!(
-                "expected an image, but {source} is {}",
+                "expected an image or a video, but {source} is {}",
                 image.modality
             )));
         };
+        let kwargs = model.parse_kwargs(&args.mm_processor_kwargs)?;
+        let identity =
+            PlanClass::item_identity(model.default_fingerprint(), &model.fingerprint(&kwargs));
         let size = ImageSize { width: header.width, height: header.height };
         let plan = model.plan(size, &kwargs)?;
         let hash = chiasm_media::mm_hash(&image.content, &image.modality, &identity);
         let inspection = Inspection {
-            source: if source.starts_with("data:") { "data: URI" } else { source },
+            source: shown,
             hash,
             blocks: full_blocks(&plan, block_size),
             tensors: plan.tensors(format),
@@ -82,17 +99,24 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
     Ok(())
 }
 
-/// Reads the image family of a model directory. The tokenizer may be missing, for families that
-/// need none.
-fn read_model(dir: &Path) -> Result<Option<VisionModel>, CliError> {
+/// Reads the tokenizer of a model directory. It may be missing, as many families need none.
+fn read_tokenizer(dir: &Path) -> Result<Option<Tokenizer>, CliError> {
     if !dir.join("tokenizer.json").exists() {
-        return Ok(VisionModel::from_model_dir(dir, &NoVocabulary)?);
+        return Ok(None);
     }
-    let tokenizer = Tokenizer::from_model_dir(dir).map_err(ModelError::from)?;
-    Ok(VisionModel::from_model_dir(dir, &TokenizerVocabulary(&tokenizer))?)
+    Ok(Some(Tokenizer::from_model_dir(dir).map_err(ModelError::from)?))
 }
 
-/// Opens an image by its URL or path.
+/// Reads the image family of a model directory.
+fn read_model(dir: &Path, tokenizer: Option<&Tokenizer>) -> Result<VisionModel, CliError> {
+    let model = match tokenizer {
+        None => VisionModel::from_model_dir(dir, &NoVocabulary)?,
+        Some(tokenizer) => VisionModel::from_model_dir(dir, &TokenizerVocabulary(tokenizer))?,
+    };
+    model.ok_or_else(|| CliError::Usage(format!("{} is a text model", dir.display())))
+}
+
+/// Opens a file by its URL or path.
 async fn open(loader: &MediaLoader, source: &str) -> Result<EncodedMedia, CliError> {
     if source.starts_with("data:") || source.contains("://") {
         return Ok(loader.open(source).await?);

@@ -647,6 +647,41 @@ async fn inspect_dumps_tensors() {
     assert_eq!(again["mm_hash"], facts["mm_hash"]);
 }
 
+#[test]
+fn inspect_shows_plan_and_cut_of_a_video() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for file in std::fs::read_dir(demo_model()).expect("a folder").flatten() {
+        std::fs::copy(file.path(), folder.path().join(file.file_name())).expect("copied");
+    }
+    let settings = json!({
+        "video_processor_type": "Qwen2VLVideoProcessor",
+        "size": {"shortest_edge": 3136, "longest_edge": 1_003_520},
+    });
+    let path = folder.path().join("video_preprocessor_config.json");
+    std::fs::write(path, settings.to_string()).expect("written");
+    let model = folder.path().display().to_string();
+    let clips = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm-video/tests/clips");
+    let inspect = |clip: &str, flags: &[&str]| {
+        let clip = format!("{clips}/{clip}");
+        let args = [&["inspect", "--model", &model, &clip, "--json"], flags].concat();
+        chiasm(&args).output().expect("it runs")
+    };
+    let few = r#"{"video_backend": "opencv", "num_frames": 4}"#;
+    let output = inspect("h264.mp4", &["--media-io-kwargs", few]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let facts: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&facts["codec"], &facts["frames"]), (&json!("h264"), &json!(60)));
+    assert_eq!(facts["sampled_frames"], json!([0, 19, 39, 59]));
+    let cut = &facts["cut"];
+    assert!(cut["samples"].as_u64() < Some(60), "{facts}");
+    assert!((0.0..1.0).contains(&cut["decode_cost"].as_f64().expect("a number")), "{facts}");
+
+    let output = inspect("h264.ts", &[]);
+    assert!(!output.status.success());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("the container is neither mp4 nor Matroska"), "{stderr}");
+}
+
 #[tokio::test]
 async fn engine_without_normalisation_gets_floats() {
     // A simulated engine exits when it gets another form of pixels than its flags say.
