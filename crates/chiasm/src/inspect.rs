@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use chiasm_backend::PlanClass;
 use chiasm_media::{
-    ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaHeader, MediaLoader, MediaPart,
+    ByteBudget, EncodedMedia, ImageHeader, MediaConfig, MediaError, MediaHeader, MediaLoader,
+    MediaPart,
 };
 use chiasm_pipeline::model::{ModelError, TokenizerVocabulary};
 use chiasm_prompt::Tokenizer;
@@ -64,10 +65,7 @@ pub(crate) async fn run(args: InspectArgs) -> Result<(), CliError> {
             continue;
         }
         let MediaHeader::Image(header) = image.header else {
-            return Err(CliError::Usage(format!(
-                "expected an image or a video, but {source} is {}",
-                image.modality
-            )));
+            return Err(CliError::Usage(format!("{shown} is neither an image nor a video")));
         };
         let kwargs = model.parse_kwargs(&args.mm_processor_kwargs)?;
         let identity =
@@ -116,14 +114,27 @@ fn read_model(dir: &Path, tokenizer: Option<&Tokenizer>) -> Result<VisionModel, 
     model.ok_or_else(|| CliError::Usage(format!("{} is a text model", dir.display())))
 }
 
-/// Opens a file by its URL or path.
+/// Opens an image or a video by its URL or path.
 async fn open(loader: &MediaLoader, source: &str) -> Result<EncodedMedia, CliError> {
-    if source.starts_with("data:") || source.contains("://") {
-        return Ok(loader.open(source).await?);
-    }
-    let path = Path::new(source);
-    let opened = async { loader.open(MediaPart::file(path)?).await };
-    opened.await.map_err(|error| CliError::file(path, std::io::Error::other(error)))
+    let is_url = source.starts_with("data:") || source.contains("://");
+    let load = async {
+        let part = if is_url { source.into() } else { MediaPart::file(Path::new(source))? };
+        // A file that is declared to be a video is not parsed.
+        let file = loader.open(MediaPart { modality: Modality::Video, ..part }).await?;
+        match EncodedMedia::from_bytes(file.bytes.clone(), loader.limits()) {
+            Err(MediaError::UnsupportedFormat { .. }) if video::is_container(&file.bytes) => {
+                Ok(file)
+            }
+            image => image,
+        }
+    };
+    load.await.map_err(|error| {
+        if is_url {
+            error.into()
+        } else {
+            CliError::file(Path::new(source), io::Error::other(error))
+        }
+    })
 }
 
 /// Returns the number of full blocks of a prompt that consists of this image only.

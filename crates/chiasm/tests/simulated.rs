@@ -676,10 +676,15 @@ fn inspect_shows_plan_and_cut_of_a_video() {
     assert!(cut["samples"].as_u64() < Some(60), "{facts}");
     assert!((0.0..1.0).contains(&cut["decode_cost"].as_f64().expect("a number")), "{facts}");
 
-    let output = inspect("h264.ts", &[]);
-    assert!(!output.status.success());
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert!(stderr.contains("the container is neither mp4 nor Matroska"), "{stderr}");
+    for (clip, reason) in [
+        ("h264_interlaced.mp4", "the pictures are interlaced"),
+        ("h264.ts", "is not a PNG, JPEG, WebP, GIF or BMP image"),
+    ] {
+        let output = inspect(clip, &[]);
+        assert!(!output.status.success());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(stderr.contains(reason), "{stderr}");
+    }
 }
 
 #[tokio::test]

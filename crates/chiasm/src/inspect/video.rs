@@ -6,7 +6,7 @@ use chiasm_media::EncodedMedia;
 use chiasm_pipeline::model::TokenizerVocabulary;
 use chiasm_prompt::Tokenizer;
 use chiasm_types::Dtype;
-use chiasm_video::{VideoIndex, VideoProperties};
+use chiasm_video::{IndexError, VideoIndex, VideoProperties};
 use chiasm_vision::{PixelFormat, TensorSpec, VideoModel, VideoOptions, VideoPlan, VideoRequest};
 use serde_json::{Value, json};
 
@@ -69,6 +69,11 @@ impl Videos {
             plan,
         })
     }
+}
+
+/// Returns `true` if a file is in a container that Chiasm reads, or looks like it.
+pub(super) fn is_container(file: &[u8]) -> bool {
+    !matches!(VideoIndex::read(file), Err(IndexError::Container))
 }
 
 /// Creates the error for a video, or a model's videos, that Chiasm does not plan.
