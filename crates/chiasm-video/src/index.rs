@@ -112,8 +112,8 @@ impl VideoIndex {
 
     /// Returns the cost of decoding the whole file: samples times pixels.
     ///
-    /// Comparable with [`Cut::decode_cost`](crate::Cut::decode_cost). OpenCV decodes each frame up to the last
-    /// wanted one.
+    /// Comparable with [`Cut::decode_cost`](crate::Cut::decode_cost). OpenCV decodes each frame up
+    /// to the last wanted one.
     pub fn decode_cost(&self) -> u64 {
         self.properties.samples.saturating_mul(self.pixels())
     }

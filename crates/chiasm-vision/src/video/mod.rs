@@ -7,7 +7,8 @@
 //! 3. The model's class in vLLM counts tokens and writes the placeholder.
 //!
 //! [`VideoModel::plan`] computes all of them from the number of frames, their rate and their size.
-//! Whatever is not known to equal vLLM is [`VideoPlanError`]; vLLM's own processor makes such a video.
+//! Whatever is not known to equal vLLM is a [`VideoPlanError`]; vLLM's own processor makes such a
+//! video.
 //!
 //! | module | contents |
 //! |---|---|
