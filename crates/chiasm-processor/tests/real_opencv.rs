@@ -156,7 +156,8 @@ async fn frames_of_cuts_equal_those_of_whole_files() {
     let names: Vec<String> = clips.iter().map(|clip| clip.name.clone()).collect();
     let frame_bytes: Vec<usize> = clips.iter().map(Clip::frame_bytes).collect();
     let whole = whole.read(&names, &frame_bytes);
-    let (mut files, mut equal) = (BTreeSet::new(), 0);
+    let mut files = BTreeSet::new();
+    let mut equal = 0;
     let mut wrong = Vec::new();
     for (clip, whole) in clips.iter().zip(&whole) {
         if whole.is_empty() {
@@ -172,7 +173,8 @@ async fn frames_of_cuts_equal_those_of_whole_files() {
                     .parts
                     .iter()
                     .map(|part| {
-                        let (processor, call) = (processor.clone(), clip.call(part));
+                        let processor = processor.clone();
+                        let call = clip.call(part);
                         tokio::spawn(async move { decode(&processor, call).await })
                     })
                     .collect();

@@ -4,7 +4,8 @@
 /// `av_reduce` of `libavutil/rational.c` does. Both parts must be positive.
 pub(crate) fn reduce(numerator: u64, denominator: u64, max: u64) -> (u64, u64) {
     let divisor = gcd(numerator, denominator).max(1);
-    let (mut numerator, mut denominator) = (numerator / divisor, denominator / divisor);
+    let mut numerator = numerator / divisor;
+    let mut denominator = denominator / divisor;
     if numerator <= max && denominator <= max {
         return (numerator, denominator);
     }
@@ -19,7 +20,8 @@ pub(crate) fn reduce(numerator: u64, denominator: u64, max: u64) -> (u64, u64) {
             let by_numerator = (max - previous.0).checked_div(best.0).unwrap_or(quotient);
             let by_denominator = (max - previous.1).checked_div(best.1).unwrap_or(u128::MAX);
             let steps = by_numerator.min(by_denominator);
-            let (whole, part) = (u128::from(numerator), u128::from(denominator));
+            let whole = u128::from(numerator);
+            let part = u128::from(denominator);
             let is_closer = part
                 .checked_mul(2 * steps * best.1 + previous.1)
                 .zip(whole.checked_mul(best.1))

@@ -2,7 +2,7 @@
 
 use crate::error::IndexError;
 
-/// Whether decoding can start at a sample: the codec's random access points.
+/// A sample's kind of random access point, where decoding can start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum RandomAccess {
     /// It refers to earlier samples.

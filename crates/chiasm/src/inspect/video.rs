@@ -1,4 +1,4 @@
-//! What a video becomes: its plan and its cut.
+//! Shows a video's plan and its cut.
 
 use std::path::Path;
 
