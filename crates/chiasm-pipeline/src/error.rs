@@ -14,7 +14,7 @@ use chiasm_vision::VisionError;
 use tokio::time::Instant;
 
 use super::past_attempts::Attempts;
-use crate::cpu::CpuError;
+use chiasm_cpu::CpuError;
 
 /// The error of a failed request, and the field at fault, if one is.
 #[derive(Clone, Debug)]

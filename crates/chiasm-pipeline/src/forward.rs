@@ -24,13 +24,13 @@ use tokio::time::Instant;
 
 use self::prediction::PromptPrediction;
 use crate::Pipeline;
-use crate::cpu::price;
 use crate::deadlines::{Deadlines, start_within};
 use crate::error::RequestError;
 use crate::observer::{ExplainedPlan, PromptEntry};
 use crate::past_attempts::Attempts;
 use crate::prepare::ClassPlan;
 use crate::request_context::RequestContext;
+use chiasm_cpu::price;
 
 /// The maximum size of a body that is read inline.
 const MAX_INLINE_BYTES: usize = 64 << 10;

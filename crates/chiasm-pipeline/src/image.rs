@@ -26,9 +26,9 @@ use super::error::RequestError;
 use super::item::ItemPlan;
 use super::plans::PlanCache;
 use super::processed::{ProcessedMedia, TensorKey, TensorWriter, pixel_format, to_field};
-use crate::cpu::{AnnouncedWork, CpuBudget, CpuPool, Ticket, price, work_size};
 use crate::metrics::{PipelineMetrics, Stage};
 use crate::model::ServedModel;
+use chiasm_cpu::{AnnouncedWork, CpuBudget, CpuPool, Ticket, price, work_size};
 
 pub use received::TensorsError;
 pub(super) use received::find_pixels;

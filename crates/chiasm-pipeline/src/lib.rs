@@ -39,13 +39,11 @@
 //! | `tokenize` | tokenizing and detokenizing for clients |
 //! | [`model`] | the served model |
 //! | [`answers`] | the formats of a model's answers |
-//! | [`cpu`] | threads for CPU-heavy work, and its cost |
 //! | `error` | errors of requests |
 #![forbid(unsafe_code)]
 
 pub mod answers;
 mod choice;
-pub mod cpu;
 mod deadlines;
 mod displaced;
 mod error;

@@ -29,8 +29,8 @@ use super::limits::PipelineLimits;
 use super::metrics::PipelineMetrics;
 use super::prepare::check_tokens;
 use super::processed::{ProcessedMedia, TensorKey};
-use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
+use chiasm_cpu::{CpuBudget, CpuPool};
 
 pub use error::{ItemError, PlanError, PutError};
 pub use files::FetchFailure;

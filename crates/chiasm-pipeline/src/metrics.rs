@@ -32,7 +32,7 @@ use self::objectives::ObjectiveMetrics;
 pub use self::objectives::Objectives;
 use self::roles::RoleMetrics;
 use self::workers::WorkerSums;
-use crate::cpu::CpuMetrics;
+use chiasm_cpu::CpuMetrics;
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct OverlapErrorLabels {

@@ -19,8 +19,8 @@ use super::processed::ProcessedMedia;
 use super::processor_items::{VllmProcessorOptions, VllmProcessors};
 use super::retries::Retries;
 use super::video::{PlannedVideos, VideoPlanner};
-use crate::cpu::{CpuBudget, CpuPool};
 use crate::model::ServedModel;
+use chiasm_cpu::{CpuBudget, CpuPool};
 
 /// The minimum of the limit on requests in flight, if no limit is configured.
 const MIN_IN_FLIGHT: usize = 1024;

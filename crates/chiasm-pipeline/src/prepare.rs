@@ -38,8 +38,8 @@ use super::request_context::RequestContext;
 use super::sampling;
 use super::video::PlannedVideos;
 use crate::Pipeline;
-use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
+use chiasm_cpu::CpuBudget;
 use native_items::NativeItems;
 
 /// A request that is ready to be routed.

@@ -32,8 +32,8 @@ use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::item::ItemPlan;
-use crate::cpu::{CpuBudget, CpuPool, price};
 use crate::metrics::{PipelineMetrics, Stage};
+use chiasm_cpu::{CpuBudget, CpuPool, price};
 
 pub(crate) use conversation::conversation;
 pub(crate) use expansion::PromptItem;

@@ -5,8 +5,8 @@ use std::time::Duration;
 use chiasm_prompt::ChatMessage;
 use chiasm_request::{Chat, Prompt};
 
-use crate::cpu::{CpuBudget, price};
 use crate::model::ServedModel;
+use chiasm_cpu::{CpuBudget, price};
 
 /// The number of token ids whose block keys are computed in a hundred microseconds.
 pub(super) const SMALL_TOKENS: usize = 16 << 10;

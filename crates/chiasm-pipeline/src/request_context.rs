@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::last_route::LastRoute;
 use super::observer::PageEntries;
 use super::past_attempts::Attempts;
-use crate::cpu::CpuBudget;
+use chiasm_cpu::CpuBudget;
 
 /// The context of a request: its identity and client, its CPU budget, and its attempts so far.
 #[derive(Clone, Debug)]

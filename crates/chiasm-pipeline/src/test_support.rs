@@ -26,8 +26,8 @@ use super::{
     Attempts, LastRoute, PageEntries, Pipeline, PipelineLimits, Prepared, RequestContext,
     RequestError, RouteObserver, prepare,
 };
-use crate::cpu::CpuBudget;
 use crate::model::ServedModel;
+use chiasm_cpu::CpuBudget;
 
 /// The demo's model: Qwen2-VL's template and processor, and a small tokenizer.
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");

@@ -13,7 +13,7 @@ use super::prepare::{check_tokens, prepare};
 use super::prompt_price::SMALL_TOKENS;
 use super::request_context::RequestContext;
 use crate::Pipeline;
-use crate::cpu::price;
+use chiasm_cpu::price;
 
 /// The maximum number of tokens. Prompts that are too long for every worker are tokenized too, but
 /// a request could make its media arbitrarily large.

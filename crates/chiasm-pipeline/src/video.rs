@@ -25,9 +25,9 @@ use super::error::RequestError;
 use super::item::ItemPlan;
 use super::processed::ProcessedMedia;
 use super::processor_items::VllmProcessors;
-use crate::cpu::{CpuBudget, CpuPool, price};
 use crate::metrics::PipelineMetrics;
 use crate::model::ServedModel;
+use chiasm_cpu::{CpuBudget, CpuPool, price};
 
 pub(super) use planned::PlannedVideo;
 use planned::{PlanLimits, PlanOutcome, PlanWeight};

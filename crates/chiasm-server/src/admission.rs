@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use axum::extract::{FromRequest, Request};
 use chiasm_api::openai::RequestBody;
+use chiasm_cpu::CpuBudget;
 use chiasm_pipeline::RequestContext;
-use chiasm_pipeline::cpu::CpuBudget;
 use tracing::Instrument;
 
 use crate::arrival;

@@ -1,9 +1,9 @@
 //! Parsing of complete request bodies as JSON.
 
 use chiasm_api::openai::{Intake, RequestBody};
+use chiasm_cpu::{CpuBudget, price};
 use chiasm_media::Charge;
 use chiasm_pipeline::RequestError;
-use chiasm_pipeline::cpu::{CpuBudget, price};
 
 use crate::arrival::ReceivedBody;
 use crate::endpoint_state::EndpointState;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::http::HeaderMap;
 use chiasm_api::openai::{BodyLimits, ReasoningFields};
-use chiasm_pipeline::cpu::CpuBudget;
+use chiasm_cpu::CpuBudget;
 use chiasm_pipeline::{Attempts, Cause, Pipeline, RequestContext, RequestError};
 
 use crate::access;

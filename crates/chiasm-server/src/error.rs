@@ -8,8 +8,8 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use chiasm_api::{ApiError, ErrorKind, excerpt};
+use chiasm_cpu::CpuError;
 use chiasm_media::MediaError;
-use chiasm_pipeline::cpu::CpuError;
 use chiasm_pipeline::{Attempts, Cause, RequestError};
 use chiasm_processor::ProcessorError;
 

@@ -85,7 +85,6 @@ pub(super) const ORDERS: &[Order] = &[
             Level::Separate(&["error", "metrics", "model", "request_context"]),
             Level::Separate(&[
                 "answers",
-                "cpu",
                 "displaced",
                 "item",
                 "last_route",

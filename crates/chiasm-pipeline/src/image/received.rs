@@ -8,9 +8,9 @@ use chiasm_types::MmHash;
 use chiasm_vision::{Contents, ImagePlan, ImageSize};
 
 use super::{ImageSettings, Images, PixelJob, item_fields, pixel_format};
-use crate::cpu::{CpuBudget, price};
 use crate::error::RequestError;
 use crate::processed::TensorKey;
+use chiasm_cpu::{CpuBudget, price};
 
 impl Images {
     /// Plans an image of this size. The plan is not cached, because the size may be wrong.

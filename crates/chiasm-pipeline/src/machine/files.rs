@@ -13,8 +13,8 @@ use super::MachineMedia;
 use super::error::PutError;
 use super::tensors::TENSORS_TIMEOUT;
 use super::waiting::{ExpectedTensors, ReceivedItem};
-use crate::cpu::CpuBudget;
 use crate::error::RequestError;
+use chiasm_cpu::CpuBudget;
 
 /// The timeout for a file from the frontend that has it.
 const FILE_TIMEOUT: Duration = Duration::from_secs(30);

@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::super::error::RequestError;
-use crate::cpu::{CpuBudget, CpuPool, price};
+use chiasm_cpu::{CpuBudget, CpuPool, price};
 
 /// The timeout for tensors from the frontend that has them, or makes them again. Requests have
 /// their own deadlines.

@@ -6,11 +6,11 @@ use chiasm_fleet::PresentClass;
 use chiasm_media::EncodedMedia;
 use chiasm_request::{MediaKwargs, MediaRef};
 
-use crate::cpu::CpuBudget;
 use crate::error::{Cause, RequestError};
 use crate::image::Images;
 use crate::item::ItemPlan;
 use crate::video::{PlannedVideos, VideoPlanner};
+use chiasm_cpu::CpuBudget;
 
 /// The planners of items that Chiasm plans, and a request's planned videos.
 pub(super) struct NativeItems {

@@ -13,7 +13,6 @@ use futures_util::future::{join_all, try_join_all};
 use super::{
     ClassPlan, Preparation, check_tokens, either_plans, in_prompt_order, render, retain_fitting,
 };
-use crate::cpu::price;
 use crate::error::{Cause, RequestError};
 use crate::item::ItemPlan;
 use crate::opening::check_counts;
@@ -22,6 +21,7 @@ use crate::processor_items::{
 };
 use crate::prompt_price::{SMALL_TOKENS, is_small_chat, price_of_chat};
 use crate::video::PlannedVideos;
+use chiasm_cpu::price;
 
 /// The media items of a conversation, in the conversation's order.
 struct Items {

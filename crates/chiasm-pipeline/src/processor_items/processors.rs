@@ -13,8 +13,8 @@ use chiasm_types::VllmVersion;
 use super::super::error::RequestError;
 use super::start::Start;
 use super::{ReleaseProcessor, VideoSlots, VllmProcessorOptions, max_embeds};
-use crate::cpu::CpuPool;
 use crate::metrics::PipelineMetrics;
+use chiasm_cpu::CpuPool;
 
 /// vLLM's own processors of one served model.
 ///

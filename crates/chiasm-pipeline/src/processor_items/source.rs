@@ -16,7 +16,7 @@ use tracing::Instrument;
 
 use super::super::error::RequestError;
 use super::{ItemMetadata, ItemTensors, ProcessorSettings, ReleaseProcessor};
-use crate::cpu::{CpuBudget, price};
+use chiasm_cpu::{CpuBudget, price};
 
 /// The minimum size of a tensor in shared memory. Smaller tensors are sent in messages, which cost
 /// less than a slot.

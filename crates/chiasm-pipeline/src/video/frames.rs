@@ -12,10 +12,10 @@ use tokio::sync::Mutex;
 
 use super::planned::{PlannedVideo, frame_price};
 use super::source::VideoSource;
-use crate::cpu::{Ticket, price};
 use crate::error::RequestError;
 use crate::model::ServedModel;
 use crate::processed::{TensorWriter, pixel_format};
+use chiasm_cpu::{Ticket, price};
 
 /// The tensor of pixels, to which the frames of all parts are written.
 type SharedTensor = Arc<Mutex<TensorWriter>>;

@@ -12,9 +12,9 @@ use chiasm_vision::{
 use quick_cache::Weighter;
 
 use super::Cause;
-use crate::cpu::price;
 use crate::model::{ServedModel, TokenizerVocabulary};
 use crate::processor_items::VllmProcessors;
+use chiasm_cpu::price;
 
 /// The format of pixels that takes the most memory and time.
 const LARGEST_FORMAT: PixelFormat = PixelFormat::Normalized(Dtype::F32);

@@ -17,10 +17,10 @@ use tracing::Instrument;
 
 use super::planned::PlannedVideo;
 use super::{Cause, VideoPlanner};
-use crate::cpu::{CpuBudget, Ticket, price};
 use crate::error::RequestError;
 use crate::metrics::Stage;
 use crate::processed::{TensorKey, TensorWriter, to_field};
+use chiasm_cpu::{CpuBudget, Ticket, price};
 
 /// The cause for a cut that decodes to other frames than its file's index tells.
 const OTHER_FRAMES: Cause = "other_frames";

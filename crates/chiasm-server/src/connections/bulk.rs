@@ -9,7 +9,7 @@ use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-use chiasm_pipeline::cpu::lower_priority;
+use chiasm_cpu::lower_priority;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::JoinSet;
 

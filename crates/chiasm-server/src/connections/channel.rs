@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use chiasm_pipeline::cpu::{CpuBudget, CpuPool};
+use chiasm_cpu::{CpuBudget, CpuPool};
 use rustls::ServerConfig;
 use rustls::server::Acceptor;
 use tokio::io::{AsyncBufRead, AsyncRead, AsyncWrite, ReadBuf};

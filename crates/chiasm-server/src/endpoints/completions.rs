@@ -14,9 +14,9 @@ use chiasm_api::openai::completions::{
 };
 use chiasm_api::openai::{AnswerHead, CommonFields, LogprobLists, LogprobState, Usage};
 use chiasm_backend::InputForm;
+use chiasm_cpu::{CpuBudget, price};
 use chiasm_fleet::adapters::ServedAdapter;
 use chiasm_media::Charge;
-use chiasm_pipeline::cpu::{CpuBudget, price};
 use chiasm_pipeline::{
     Generation, Prepared, RequestContext, RequestError, check_total_prompt_logprobs, collect,
     detokenize, prepare,

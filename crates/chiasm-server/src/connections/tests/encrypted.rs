@@ -1,6 +1,6 @@
 //! Connections with TLS: after the handshake they behave like plain ones.
 
-use chiasm_pipeline::cpu::CpuBudget;
+use chiasm_cpu::CpuBudget;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, RootCertStore, SupportedProtocolVersion, version};
 use tokio_rustls::TlsConnector;

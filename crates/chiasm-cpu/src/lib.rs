@@ -10,6 +10,7 @@
 //! | `lane` | threads for work of one size |
 //! | `waiting` | the fair queue of a lane |
 //! | `metrics` | queue lengths and waiting times |
+#![forbid(unsafe_code)]
 
 mod budget;
 mod error;

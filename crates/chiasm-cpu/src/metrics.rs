@@ -19,11 +19,11 @@ pub struct CpuMetrics {
 }
 
 /// The metrics of one lane.
-pub(super) struct LaneMetrics {
+pub(crate) struct LaneMetrics {
     /// The number of jobs that have not begun.
-    pub(super) waiting: Gauge,
+    pub(crate) waiting: Gauge,
     /// The waiting times of jobs that have begun, in seconds.
-    pub(super) waited: Histogram,
+    pub(crate) waited: Histogram,
 }
 
 impl CpuMetrics {
@@ -42,7 +42,7 @@ impl CpuMetrics {
         );
     }
 
-    pub(super) fn lane(&self, lane: &'static str) -> LaneMetrics {
+    pub(crate) fn lane(&self, lane: &'static str) -> LaneMetrics {
         let label = LaneLabel { lane };
         LaneMetrics {
             waiting: self.waiting.get_or_create(&label).clone(),

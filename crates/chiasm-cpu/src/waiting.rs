@@ -10,7 +10,7 @@ use chiasm_limit::Owner;
 /// Owners with waiting jobs get equal shares of the time. An owner's jobs run in the order in which
 /// they are due.
 #[derive(Debug)]
-pub(super) struct FairQueue<J> {
+pub(crate) struct FairQueue<J> {
     /// The queues of owners with jobs.
     queues: HashMap<Option<Owner>, OwnerQueue<J>>,
     /// The start tag of the last job taken. A new owner starts there, so shares can't be saved up.
@@ -33,17 +33,17 @@ type Due = (Instant, u64);
 
 /// The key of a job in the queue.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct JobKey {
+pub(crate) struct JobKey {
     owner: Option<Owner>,
     due: Due,
 }
 
 impl<J> FairQueue<J> {
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn push(
+    pub(crate) fn push(
         &mut self,
         owner: Option<Owner>,
         price: Duration,
@@ -59,7 +59,7 @@ impl<J> FairQueue<J> {
     }
 
     /// Takes the next job. The time is linear in the number of waiting owners.
-    pub(super) fn pop(&mut self) -> Option<J> {
+    pub(crate) fn pop(&mut self) -> Option<J> {
         let order = |queue: &OwnerQueue<J>| (queue.start_tag, queue.jobs.keys().next().copied());
         let (&owner, queue) = self.queues.iter_mut().min_by_key(|(_, queue)| order(queue))?;
         let (_, (price, job)) = queue.jobs.pop_first()?;
@@ -70,7 +70,7 @@ impl<J> FairQueue<J> {
     }
 
     /// Removes a job if it still waits.
-    pub(super) fn remove(&mut self, JobKey { owner, due }: JobKey) -> Option<J> {
+    pub(crate) fn remove(&mut self, JobKey { owner, due }: JobKey) -> Option<J> {
         let (_, job) = self.queues.get_mut(&owner)?.jobs.remove(&due)?;
         self.after_removal(owner);
         Some(job)

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use chiasm_limit::Owner;
 
-use super::metrics::{CpuMetrics, LaneMetrics};
-use super::waiting::{FairQueue, JobKey};
+use crate::metrics::{CpuMetrics, LaneMetrics};
+use crate::waiting::{FairQueue, JobKey};
 
 /// A pool of threads that start on demand and end after a while without work, because each keeps
 /// the memory of the last image that it decoded.
-pub(super) struct Lane {
+pub(crate) struct Lane {
     name: &'static str,
     max_threads: usize,
     niceness: i32,
@@ -41,7 +41,7 @@ struct Job {
 }
 
 /// A queued job. Dropping this cancels the job unless it has begun.
-pub(super) struct QueuedJob {
+pub(crate) struct QueuedJob {
     lane: Arc<Lane>,
     key: JobKey,
 }
@@ -49,7 +49,7 @@ pub(super) struct QueuedJob {
 impl Lane {
     /// Creates a lane that runs at most `max_threads` jobs at once, on threads with `niceness`
     /// added to their niceness. Threads end after `idle_timeout` without work.
-    pub(super) fn new(
+    pub(crate) fn new(
         name: &'static str,
         max_threads: usize,
         niceness: i32,
@@ -70,29 +70,29 @@ impl Lane {
 
     /// Returns the number of threads, working or idle.
     #[cfg(test)]
-    pub(super) fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.state().threads
     }
 
     /// Returns the number of working threads.
-    pub(super) fn busy(&self) -> usize {
+    pub(crate) fn busy(&self) -> usize {
         let state = self.state();
         state.threads - state.idle
     }
 
     /// Returns `true` if a job would start at once.
-    pub(super) fn is_free(&self) -> bool {
+    pub(crate) fn is_free(&self) -> bool {
         let state = self.state();
         state.waiting.len() + state.threads - state.idle < self.max_threads
     }
 
     /// Returns the total price of waiting and running jobs.
-    pub(super) fn pending(&self) -> Duration {
+    pub(crate) fn pending(&self) -> Duration {
         self.state().pending
     }
 
     /// Queues a job. Drops it if no thread can be started.
-    pub(super) fn push(
+    pub(crate) fn push(
         self: &Arc<Self>,
         owner: Option<Owner>,
         price: Duration,
@@ -118,7 +118,7 @@ impl Lane {
     }
 
     /// Drops waiting jobs, and lets the threads end after their current jobs.
-    pub(super) fn close(&self) {
+    pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         let dropped = std::mem::take(&mut state.waiting);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use chiasm_limit::Owner;
 
-use super::error::CpuError;
+use crate::error::CpuError;
 
 /// The time until a request's remaining work is due, as a multiple of its price.
 ///
@@ -104,12 +104,12 @@ impl CpuBudget {
 
 impl Ticket {
     /// Returns the owner of the work; `None` if several requests may wait for it.
-    pub(super) fn owner(&self) -> Option<Owner> {
+    pub(crate) fn owner(&self) -> Option<Owner> {
         self.state.owner
     }
 
     /// Returns the estimated time of one core for the work.
-    pub(super) fn price(&self) -> Duration {
+    pub(crate) fn price(&self) -> Duration {
         self.price
     }
 
@@ -117,12 +117,12 @@ impl Ticket {
     ///
     /// # Errors
     /// Returns [`CpuError::TooCostly`] if the budget has been exceeded since.
-    pub(super) fn check(&self) -> Result<(), CpuError> {
+    pub(crate) fn check(&self) -> Result<(), CpuError> {
         self.state.check(self.state.spent().cost)
     }
 
     /// Charges the excess over the price if the work took `took`, far longer than its price.
-    pub(super) fn settle(&self, took: Duration) {
+    pub(crate) fn settle(&self, took: Duration) {
         if took > self.price.saturating_mul(TOLERANCE_FACTOR) {
             let mut spent = self.state.spent();
             spent.cost = spent.cost.saturating_add(took - self.price);
@@ -130,7 +130,7 @@ impl Ticket {
     }
 
     /// Announces the work.
-    pub(super) fn announce(&self) -> AnnouncedWork {
+    pub(crate) fn announce(&self) -> AnnouncedWork {
         AnnouncedWork::new(&self.state, self.price, Instant::now())
     }
 }
@@ -145,7 +145,7 @@ impl AnnouncedWork {
     }
 
     /// Returns the time at which the request's remaining work is due.
-    pub(super) fn due(&self) -> Instant {
+    pub(crate) fn due(&self) -> Instant {
         let spent = self.state.spent();
         let since = spent.since.unwrap_or_else(Instant::now);
         // An unlimited budget may exceed the range of `Instant`. The order of requests decides
