@@ -3,6 +3,7 @@
 mod engines;
 mod flag_checks;
 mod gpus;
+mod groups;
 mod reload;
 mod server_flags;
 mod settings;

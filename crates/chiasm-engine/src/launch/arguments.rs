@@ -2,7 +2,7 @@
 
 use super::engine_flags::{engine_flags, is_engine_flag};
 use super::spelling::{is_flag, is_flag_in_full, name};
-use super::{LaunchSpec, ServerFlag};
+use super::{GroupPlace, LaunchSpec, ServerFlag};
 use crate::error::EngineError;
 
 /// The flags that Chiasm sets itself, each with an alternative. A flag that ends in `*` stands for
@@ -75,7 +75,17 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     flag("--data-parallel-address", host.to_owned());
     flag("--data-parallel-rpc-port", port.to_owned());
-    flag("--data-parallel-size", "1".to_owned());
+    match spec.place {
+        None => flag("--data-parallel-size", "1".to_owned()),
+        Some(GroupPlace { size, rank }) => {
+            flag("--data-parallel-size", size.to_string());
+            // One process per rank: only so has an engine of a group a receiver cache.
+            flag("--data-parallel-rank", rank.to_string());
+            if let Some(gpus) = &spec.gpus {
+                flag("--device-ids", gpus.join(","));
+            }
+        }
+    }
     flag("--mm-processor-cache-type", "lru".to_owned());
     flag("--mm-processor-cache-gb", spec.receiver_cache_gb.to_string());
     if let Some(events) = &spec.kv_events {

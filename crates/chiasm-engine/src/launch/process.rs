@@ -88,7 +88,8 @@ impl EngineProcess {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        if let Some(gpus) = &spec.gpus {
+        // In a group, engines must see each other's GPUs to exchange memory with them.
+        if let (Some(gpus), None) = (&spec.gpus, spec.place) {
             command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
         }
         let failed = |source| EngineError::Spawn { program: spec.vllm.clone(), source };
