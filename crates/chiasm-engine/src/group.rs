@@ -254,3 +254,90 @@ impl Generation {
         reason.unwrap_or_else(|| "its group has ended".into())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_util::future::join;
+    use futures_util::{FutureExt, poll};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn ranks_wait_for_each_other() {
+        let group = EngineGroup::new(2, PATIENCE);
+        let mut first = group.join(0).boxed();
+        assert!(poll!(&mut first).is_pending());
+        // A rank that leaves and returns counts once.
+        drop(first);
+        let mut second = group.join(1).boxed();
+        assert!(poll!(&mut second).is_pending());
+        let (first, second) = join(group.join(0), second).await;
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert!(Arc::ptr_eq(&first, &second));
+        let (next, other) = join(group.join(1), group.join(0)).await;
+        assert!(Arc::ptr_eq(&next.unwrap(), &other.unwrap()));
+    }
+
+    #[tokio::test]
+    async fn generations_share_nothing() {
+        let group = EngineGroup::new(2, PATIENCE);
+        let endpoints = EngineEndpoints {
+            handshake: "tcp://127.0.0.1:1".to_owned(),
+            input: "ipc:///tmp/in".to_owned(),
+            output: "ipc:///tmp/out".to_owned(),
+        };
+        let mut seen = BTreeSet::new();
+        for number in 0..3 {
+            let (generation, _) = join(group.join(0), group.join(1)).await;
+            let generation = generation.unwrap();
+            assert_eq!(generation.number, number);
+            let InitMessage { addresses, parallel_config } = generation.init(&endpoints);
+            assert_eq!((addresses.inputs, addresses.outputs), (
+                vec![endpoints.input.clone()],
+                vec![endpoints.output.clone()],
+            ));
+            assert!(seen.insert(addresses.coordinator_input.unwrap()));
+            assert!(seen.insert(addresses.coordinator_output.unwrap()));
+            let value = |name| {
+                let entry = parallel_config.iter().find(|(key, _)| key == name);
+                entry.map(|(_, value)| value.clone()).unwrap()
+            };
+            assert_eq!(value("data_parallel_size"), 2.into());
+            // vLLM replaces each setting by the value, so `true` or `false` would end the engine.
+            assert!(parallel_config.iter().all(|(_, value)| !value.is_bool()));
+            let listed = value("_data_parallel_master_port_list");
+            let mut ports = listed.as_array().unwrap().clone();
+            ports.push(value("data_parallel_master_port"));
+            ports.sort_by_key(Value::as_u64);
+            ports.dedup();
+            assert_eq!(ports.len(), 1 + LISTED_PORTS);
+            generation.dissolve("the end of the test");
+            generation.dissolve("another end");
+            assert_eq!(&*generation.dissolved().await, "the end of the test");
+        }
+    }
+
+    #[tokio::test]
+    async fn engines_are_ready_together_if_they_fit() {
+        let rank = |version: &str, hash: &str| ReadyRank {
+            version: version.to_owned(),
+            configuration: Some(hash.to_owned()),
+        };
+        let group = EngineGroup::new(2, PATIENCE);
+        let generation = async || join(group.join(0), group.join(1)).await.0.unwrap();
+        let formed = generation().await;
+        let mut first = formed.all_ready(rank("0.33.0", "a")).boxed();
+        assert!(poll!(&mut first).is_pending());
+        formed.all_ready(rank("0.33.0", "a")).await.unwrap();
+        first.await.unwrap();
+        for other in [rank("0.33.0", "b"), rank("0.32.0", "a")] {
+            let formed = generation().await;
+            let ready = join(formed.all_ready(rank("0.33.0", "a")), formed.all_ready(other)).await;
+            assert!(matches!(ready, (Err(EngineError::Group(_)), Err(EngineError::Group(_)))));
+        }
+        let error = generation().await.all_ready(rank("0.31.2", "a")).await.unwrap_err();
+        assert!(error.to_string().contains("0.31.2 is too old"), "{error}");
+    }
+}

@@ -113,3 +113,87 @@ impl RunningEngine for GroupEngine {
         engine.kill()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use futures_util::future::{join, pending, ready};
+    use tokio::sync::Notify;
+
+    use super::*;
+
+    /// A host whose engines end when they are told, and count how often they are killed.
+    #[derive(Clone, Default)]
+    struct TestHost {
+        end: Arc<Notify>,
+        killed: Arc<AtomicUsize>,
+    }
+
+    struct TestEngine(TestHost);
+
+    impl EngineHost for TestHost {
+        fn endpoints(&self, sockets: &SocketDir) -> EngineEndpoints {
+            EngineEndpoints::local("tcp://127.0.0.1:0", sockets)
+        }
+
+        fn start<'a>(
+            &'a self,
+            _: WorkerId,
+            _: &'a EngineEndpoints,
+            _: &'a SocketDir,
+        ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
+            ready(Ok(Box::new(TestEngine(self.clone())) as Box<dyn RunningEngine>)).boxed()
+        }
+
+        fn describe(&self) -> String {
+            "starting a test engine".to_owned()
+        }
+    }
+
+    impl RunningEngine for TestEngine {
+        fn exited(&mut self) -> BoxFuture<'_, String> {
+            async {
+                self.0.end.notified().await;
+                "its process ended\nlast lines".to_owned()
+            }
+            .boxed()
+        }
+
+        fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
+            pending().boxed()
+        }
+
+        fn kill(self: Box<Self>) -> BoxFuture<'static, ()> {
+            self.0.killed.fetch_add(1, Ordering::Relaxed);
+            ready(()).boxed()
+        }
+    }
+
+    #[tokio::test]
+    async fn end_of_one_rank_ends_all() {
+        let group = EngineGroup::new(2, Duration::from_secs(60));
+        let hosts = [TestHost::default(), TestHost::default()];
+        let [first, second] =
+            [0, 1].map(|rank| GroupHost::new(group.clone(), rank, hosts[usize::from(rank)].clone()));
+        let sockets = SocketDir::new().unwrap();
+        let endpoints = first.endpoints(&sockets);
+        assert!(first.describe().ends_with("(rank 0 of a group of 2)"));
+        for end_by_itself in [true, false] {
+            let start = |host| GroupHost::start(host, WorkerId(0), &endpoints, &sockets);
+            let (first, second) = join(start(&first), start(&second)).await;
+            let (mut first, mut second) = (first.unwrap(), second.unwrap());
+            let end = if end_by_itself {
+                hosts[1].end.notify_one();
+                assert_eq!(second.exited().await, "its process ended\nlast lines");
+                "its group ended: rank 1: its process ended"
+            } else {
+                second.stop().await;
+                "its group ended: rank 1 was ended"
+            };
+            assert_eq!(first.exited().await, end);
+            first.stop().await;
+        }
+        assert_eq!(hosts.map(|host| host.killed.load(Ordering::Relaxed)), [2, 1]);
+    }
+}
