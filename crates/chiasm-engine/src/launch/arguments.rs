@@ -5,12 +5,18 @@ use super::spelling::{is_flag, is_flag_in_full, name};
 use super::{GroupPlace, LaunchSpec, ServerFlag};
 use crate::error::EngineError;
 
+/// The alternative to vLLM's flags about the place of an engine among those that step with it.
+const IN_GROUP: &str = "Chiasm starts all engines of a group; give it their number, which is \
+                        --data-parallel-size, and the number of groups as --engines";
+/// The flags with the size of a group, which engines get from Chiasm and not as they are.
+const GROUP_SIZE: [&str; 2] = ["--data-parallel-size", "-dp"];
+
 /// The flags that Chiasm sets itself, each with an alternative. A flag that ends in `*` stands for
 /// all flags with that prefix.
 const OWNED: [(&str, &str); 19] = [
     ("--headless", "engines are always headless"),
-    ("--data-parallel-*", "each engine is on its own; start more with --engines N"),
-    ("-dp*", "each engine is on its own; start more with --engines N"),
+    ("--data-parallel-*", IN_GROUP),
+    ("-dp*", IN_GROUP),
     ("--nnodes", "all processes of an engine have to be on one machine"),
     ("--node-rank", "all processes of an engine have to be on one machine"),
     ("-n", "all processes of an engine have to be on one machine"),
@@ -186,6 +192,9 @@ pub enum FlagPlace {
 /// Returns the place of a flag of `vllm serve` 0.31 to 0.33; `None` for any other flag.
 /// Abbreviations are not recognised.
 pub fn place_of_flag(flag: &str) -> Option<FlagPlace> {
+    if GROUP_SIZE.iter().any(|size| is_flag_in_full(flag, size)) {
+        return Some(FlagPlace::Engine);
+    }
     let owned = [KV_TRANSFER, EC_TRANSFER]
         .into_iter()
         .chain(OWNED)

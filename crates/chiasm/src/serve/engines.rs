@@ -80,6 +80,12 @@ pub(super) fn connectors(
             }),
             ..config.clone()
         };
+        let size = groups::group_size(&args.vllm_args)?;
+        if size > 1 {
+            let groups = counts.roles().map(|_| groups::group(args, size));
+            let host = |_, rank| Ok(SimHost::new(SimConfig { rank, ..config.clone() }));
+            return group_connectors(options, groups.collect(), host);
+        }
         return Ok(counts
             .roles()
             .map(|role| connector(SimHost::new(role_config(role)), &role_options(role)))
@@ -108,8 +114,9 @@ pub(super) fn connectors(
     let launched = args.launched();
     let shares =
         engines.share_gpu.then(|| shared_gpu::GpuShares::from_args(args, &launched)).transpose()?;
-    if let Some(groups) = groups::groups(args)? {
-        return group_connectors(args, model, options, loras, &groups);
+    if let Some(groups) = groups::launched_groups(args)? {
+        let host = |index, rank| rank_host(args, model, loras, index, rank);
+        return group_connectors(options, groups, host);
     }
     (0..)
         .zip(launched.roles())
@@ -131,31 +138,42 @@ pub(super) fn connectors(
         .collect()
 }
 
-/// Returns the connectors of launched engines in groups: one per rank.
-fn group_connectors(
-    args: &ServeArgs,
-    model: &ServedModel,
+/// Returns the connectors of engines in groups, one for each rank. `host` starts the engine of a
+/// group, by the group's index, and a rank.
+fn group_connectors<H: EngineHost>(
     options: &EngineOptions,
-    loras: &LoraSetup,
-    groups: &[Arc<EngineGroup>],
+    groups: Vec<Arc<EngineGroup>>,
+    host: impl Fn(u32, u16) -> Result<H, CliError>,
 ) -> Result<Vec<Box<dyn Connector>>, CliError> {
     let mut connectors = Vec::new();
     for (index, group) in (0..).zip(groups) {
-        let size = group.size();
-        for rank in 0..size {
-            let host = LaunchHost {
-                gpus: groups::gpus_of_rank(args, index, size, rank)?,
-                place: Some(GroupPlace { size, rank }),
-                handshake_port: handshake_port(args, index * u32::from(size) + u32::from(rank))?,
-                ..launch_host(args, model, loras, index, Role::Aggregated)?
-            };
-            host.check().map_err(|error| CliError::Usage(error.to_string()))?;
+        for rank in 0..group.size() {
             let client = ClientOptions { rank, ..options.client.clone() };
             let options = EngineOptions { client, ..options.clone() };
-            connectors.push(connector(GroupHost::new(group.clone(), rank, host), &options));
+            let host = GroupHost::new(group.clone(), rank, host(index, rank)?);
+            connectors.push(connector(host, &options));
         }
     }
     Ok(connectors)
+}
+
+/// Returns the launcher of a rank in the group with this index.
+fn rank_host(
+    args: &ServeArgs,
+    model: &ServedModel,
+    loras: &LoraSetup,
+    index: u32,
+    rank: u16,
+) -> Result<LaunchHost, CliError> {
+    let size = groups::group_size(&args.vllm_args)?;
+    let host = LaunchHost {
+        gpus: groups::gpus_of_rank(args, index, size, rank)?,
+        place: Some(GroupPlace { size, rank }),
+        handshake_port: handshake_port(args, index * u32::from(size) + u32::from(rank))?,
+        ..launch_host(args, model, loras, index, Role::Aggregated)?
+    };
+    host.check().map_err(|error| CliError::Usage(error.to_string()))?;
+    Ok(host)
 }
 
 /// Returns the store through which engines exchange embeddings, if some engines only encode.

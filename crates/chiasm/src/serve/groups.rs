@@ -72,7 +72,7 @@ pub(super) fn without_group_size(vllm_args: &[String]) -> Vec<String> {
 /// [`CliError::Usage`] names a flag that groups do not support.
 pub(super) fn check(args: &ServeArgs) -> Result<(), CliError> {
     let size = group_size(&args.vllm_args)?;
-    if size == 1 {
+    if size == 1 || args.launched().total() == 0 {
         return Ok(());
     }
     let refused = |what: &str, reason: &str| {
@@ -80,12 +80,6 @@ pub(super) fn check(args: &ServeArgs) -> Result<(), CliError> {
         Err(CliError::Usage(format!("{what} is not supported with {flag} {size}: {reason}")))
     };
     let engines = &args.engines;
-    if engines.sim.is_some() {
-        return refused("--sim", "simulated engines do not step together");
-    }
-    if !engines.attach.is_empty() {
-        return refused("--attach", "a group has to be launched here");
-    }
     if engines.keep_engines.is_some() {
         return refused("--keep-engines", "a group ends with this process");
     }
@@ -107,11 +101,16 @@ pub(super) fn check(args: &ServeArgs) -> Result<(), CliError> {
     Ok(())
 }
 
+/// Creates a group of `size` engines.
+pub(super) fn group(args: &ServeArgs, size: u16) -> Arc<EngineGroup> {
+    EngineGroup::new(size, args.engines.engine_hang_timeout)
+}
+
 /// Returns the groups of launched engines; `None` if engines are on their own.
 ///
 /// # Errors
 /// [`CliError::Usage`] for a model whose engines do not step together.
-pub(super) fn groups(args: &ServeArgs) -> Result<Option<Vec<Arc<EngineGroup>>>, CliError> {
+pub(super) fn launched_groups(args: &ServeArgs) -> Result<Option<Vec<Arc<EngineGroup>>>, CliError> {
     let size = group_size(&args.vllm_args)?;
     if size == 1 {
         return Ok(None);
@@ -123,9 +122,7 @@ pub(super) fn groups(args: &ServeArgs) -> Result<Option<Vec<Arc<EngineGroup>>>, 
              each other. Use --engines {size} instead"
         )));
     }
-    let max_silence = args.engines.engine_hang_timeout;
-    let group = |_| EngineGroup::new(size, max_silence);
-    Ok(Some(args.launched().roles().map(group).collect()))
+    Ok(Some(args.launched().roles().map(|_| group(args, size)).collect()))
 }
 
 /// Returns the GPUs of a rank of the group with this index, as `--device-ids`: indices into the
