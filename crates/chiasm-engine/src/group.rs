@@ -294,10 +294,10 @@ mod tests {
             let generation = generation.unwrap();
             assert_eq!(generation.number, number);
             let InitMessage { addresses, parallel_config } = generation.init(&endpoints);
-            assert_eq!((addresses.inputs, addresses.outputs), (
-                vec![endpoints.input.clone()],
-                vec![endpoints.output.clone()],
-            ));
+            assert_eq!(
+                (addresses.inputs, addresses.outputs),
+                (vec![endpoints.input.clone()], vec![endpoints.output.clone()],)
+            );
             assert!(seen.insert(addresses.coordinator_input.unwrap()));
             assert!(seen.insert(addresses.coordinator_output.unwrap()));
             let value = |name| {

@@ -174,8 +174,8 @@ mod tests {
     async fn end_of_one_rank_ends_all() {
         let group = EngineGroup::new(2, Duration::from_secs(60));
         let hosts = [TestHost::default(), TestHost::default()];
-        let [first, second] =
-            [0, 1].map(|rank| GroupHost::new(group.clone(), rank, hosts[usize::from(rank)].clone()));
+        let [first, second] = [0, 1]
+            .map(|rank| GroupHost::new(group.clone(), rank, hosts[usize::from(rank)].clone()));
         let sockets = SocketDir::new().unwrap();
         let endpoints = first.endpoints(&sockets);
         assert!(first.describe().ends_with("(rank 0 of a group of 2)"));
