@@ -214,7 +214,7 @@ impl RunningEngine for LaunchedEngine {
     }
 
     fn kill(self: Box<Self>) -> BoxFuture<'static, ()> {
-        self.0.terminate(Duration::ZERO).map(drop).boxed()
+        self.0.kill().map(drop).boxed()
     }
 
     fn surviving_processes(&self) -> Option<Launched> {

@@ -227,6 +227,13 @@ impl EngineProcess {
         self.exited().await
     }
 
+    /// Kills the group and waits for its end. Unlike after [`terminate`](Self::terminate), the
+    /// engine finishes nothing.
+    pub async fn kill(self) -> ExitReport {
+        self.unless_ended(Group::kill_except_tracker);
+        self.exited().await
+    }
+
     fn unless_ended(&self, signal: impl FnOnce(Group)) {
         // Once the group has ended, the system may reuse its id.
         if self.try_exited().is_none() {

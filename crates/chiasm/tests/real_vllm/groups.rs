@@ -96,7 +96,7 @@ fn serve(environment: &Environment, plugins: &Path) -> Server {
 async fn kill_one(server: &Server, request: &Value, kill: usize) {
     let names = ["worker_0", "worker_1"];
     let engines = names.map(|worker| engine_process(server, worker, PROCESSES[0]));
-    let is_idle = kill % 2 == 0;
+    let is_idle = kill.is_multiple_of(2);
     let kill = async {
         let mut killed = kill / 2 % 2;
         if !is_idle {
