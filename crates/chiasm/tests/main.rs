@@ -9,6 +9,7 @@ mod crash;
 mod demo_tools;
 mod dynamo;
 mod engine_kwargs;
+mod groups;
 mod heavy_mixes;
 mod hostile;
 mod hub;
