@@ -22,6 +22,7 @@ mod media_soak;
 mod memory;
 mod operations;
 mod page;
+mod planned_videos;
 mod real_processor;
 mod real_sglang;
 mod real_vllm;

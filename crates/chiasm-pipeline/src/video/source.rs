@@ -8,7 +8,6 @@ use chiasm_backend::{
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::EncodedMedia;
-use chiasm_processor::ProcessorError;
 use chiasm_request::MediaKwargs;
 use chiasm_types::{Dtype, MmHash, TensorField, TokenRun};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -16,14 +15,12 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::planned::PlannedVideo;
-use super::{Cause, VideoPlanner};
+use super::{Cause, OTHER_FRAMES, VideoPlanner};
 use crate::error::RequestError;
 use crate::metrics::Stage;
 use crate::processed::{TensorKey, TensorWriter, to_field};
+use crate::processor_items::ProcessorItem;
 use chiasm_cpu::{CpuBudget, Ticket, price};
-
-/// The cause for a cut that decodes to other frames than its file's index tells.
-const OTHER_FRAMES: Cause = "other_frames";
 
 /// The tensors of one planned video of a request.
 pub(super) struct VideoSource {
@@ -40,6 +37,9 @@ pub(super) struct VideoSource {
     /// The ticket for processing one frame. Its first use charges all frames; if the request moves
     /// to another engine, they are not charged again.
     pub(super) ticket: OnceLock<Ticket>,
+    /// The item that vLLM's own processor made although the plan is stale. It keeps its tensors in
+    /// memory until the request has been planned again.
+    pub(super) whole: OnceLock<ProcessorItem>,
 }
 
 impl MediaSource for VideoSource {
@@ -77,22 +77,34 @@ impl VideoSource {
         let pixels = match cached {
             Some(pixels) if order.memory.takes(&pixels) => pixels,
             Some(pixels) => self.copy(pixels, &order).await?,
-            None => {
-                let started = Instant::now();
-                let decoded = self.decode(&order).await;
-                metrics.observe_stage(Stage::Process, started.elapsed());
-                match decoded.inspect_err(|error| processed.record_failure(key, error))? {
-                    Some(pixels) => pixels,
-                    None => {
-                        drop(permit);
-                        return self.make_from_whole_file(OTHER_FRAMES, order).await;
-                    }
+            None => match self.decode_unless_stale(key, &order).await? {
+                Some(pixels) => pixels,
+                None => {
+                    drop(permit);
+                    return self.make_from_whole_file(OTHER_FRAMES, order).await;
                 }
-            }
+            },
         };
         processed.insert(key, &pixels);
         if is_new { &metrics.media_decoded } else { &metrics.media_reused }.inc();
         self.fields(key, model_dtype, &pixels).map(Some)
+    }
+
+    /// Decodes and processes the planned frames. Returns `None` if the cut decodes to unexpected
+    /// frames, now or for another engine or request.
+    async fn decode_unless_stale(
+        &self,
+        key: TensorKey,
+        order: &TensorRequest,
+    ) -> Result<Option<TensorBytes>, RequestError> {
+        let VideoPlanner { plans, processed, metrics, .. } = &*self.videos;
+        if matches!(plans.get(&self.video.key), Some(Err(_))) {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let decoded = self.decode(order).await;
+        metrics.observe_stage(Stage::Process, started.elapsed());
+        decoded.inspect_err(|error| processed.record_failure(key, error))
     }
 
     /// Copies pixels from another engine's memory, or from this process, to the engine's memory.
@@ -134,15 +146,15 @@ impl VideoSource {
     /// Lets vLLM's own processor make the tensors from the whole file.
     ///
     /// # Errors
-    /// Returns an error if they do not belong to the prompt that was planned. The plan is replaced
-    /// by the cause then, so a retry of the request succeeds with the whole file.
+    /// Returns [`StalePlan`](crate::Cause::StalePlan) if they do not belong to the prompt that was
+    /// planned. The cached plan is replaced by the cause then, so the request's next plan has the
+    /// whole file.
     async fn make_from_whole_file(
         &self,
         cause: Cause,
         order: TensorRequest,
     ) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Self { videos, video, .. } = self;
-        videos.count_whole(cause, 1);
         let processor = videos.processors.for_class(&self.class).await?;
         let settings = processor.settings(&self.kwargs).await?;
         let item = processor.open(&self.encoded, &settings, &self.field).await?;
@@ -154,10 +166,12 @@ impl VideoSource {
             videos.plans.insert(video.key, Err(OTHER_FRAMES));
         }
         if !is_planned {
-            let reason =
-                "the video's frames differ from its container's index; try again".to_owned();
-            return Err(ProcessorError::Unavailable(reason).into());
+            self.whole.get_or_init(|| item);
+            return Err(RequestError::stale_plan(
+                "the video's frames differ from its container's index",
+            ));
         }
+        videos.count_whole(cause, 1);
         let source = item.source(&processor, &self.budget);
         source.tensors(order).await.map_err(into_request_error)
     }
