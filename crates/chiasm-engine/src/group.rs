@@ -1,8 +1,8 @@
 //! Engines that step together: the ranks of a model with data and expert parallelism.
 //!
 //! Each rank is an engine of its own, with sockets, caches and a worker. A group only binds their
-//! lives: its engines start together, and the end of one ends all, because the others would wait for
-//! it in their next step. One life of all engines is a generation. Nothing of it remains in the
+//! lives: its engines start together, and the end of one ends all, because the others would wait
+//! for it in their next step. One life of all engines is a generation. Nothing of it remains in the
 //! next, which has new ports.
 
 mod coordinator;

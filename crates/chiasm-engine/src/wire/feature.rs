@@ -344,7 +344,7 @@ wire_map!(FieldMap {
 });
 
 /// The Python `slice` of an item. vLLM's own frontend sends a list of them, one for each dimension
-/// up to the field's, of which all but the last are whole (`MultiModalFieldConfig.flat_from_sizes`).
+/// up to the field's. All but the last are whole (`MultiModalFieldConfig.flat_from_sizes`).
 struct Slice([Option<i64>; 3]);
 
 impl Wire for Slice {

@@ -1,5 +1,5 @@
-//! Groups of engines, which `--data-parallel-size` behind `--` asks for: one launched engine then is
-//! a group of engines that step together.
+//! Groups of engines, which `--data-parallel-size` behind `--` asks for: one launched engine then
+//! is a group of engines that step together.
 
 use std::path::Path;
 use std::sync::Arc;
