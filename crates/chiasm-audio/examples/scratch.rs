@@ -9,6 +9,6 @@ fn main() {
             Ok(r) => format!("{} {}", r.rate, r.samples),
             Err(e) => format!("! {}", e.cause()),
         };
-        println!("{path}\t{}\t{}", show(chiasm_audio::Loader::Sndfile{sndfile:"1.2.2".into(),avformat:Some(62)}), show(chiasm_audio::Loader::Torchcodec{avformat:62}));
+        println!("{path}\t{}\t{}", show(chiasm_audio::Loader::Sndfile{sndfile:"1.2.2".into(),avformat:Some(62)}), show(chiasm_audio::Loader::Torchcodec{ffmpeg:Some(8)}));
     }
 }

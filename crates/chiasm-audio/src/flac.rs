@@ -151,7 +151,7 @@ mod tests {
     const RECORDING: &[u8] = include_bytes!("../tests/recordings/tone_16k.flac");
 
     fn read(file: &[u8]) -> Result<u64, LengthError> {
-        let loader = Loader::Torchcodec { avformat: 62 };
+        let loader = Loader::Torchcodec { ffmpeg: Some(8) };
         Recording::read(file, &loader).map(|recording| recording.samples)
     }
 

@@ -16,14 +16,16 @@ pub enum Loader {
     },
     /// torchcodec.
     Torchcodec {
-        /// The major version of FFmpeg's libavformat.
-        avformat: u32,
+        /// The major version of FFmpeg; `None` if unknown.
+        ffmpeg: Option<u32>,
     },
 }
 
 /// The version of libsndfile whose MP3 lengths are known. It contains mpg123.
 const KNOWN_SNDFILE: &str = "1.2.2";
-/// The major version of libavformat whose lengths of compressed sound are known: that of FFmpeg 8.
+/// The major version of FFmpeg whose lengths of compressed sound are known.
+const KNOWN_FFMPEG: u32 = 8;
+/// The major version of its libavformat.
 const KNOWN_AVFORMAT: u32 = 62;
 
 impl Loader {
@@ -31,7 +33,7 @@ impl Loader {
     pub(crate) fn knows_mp3(&self) -> bool {
         match self {
             Self::Sndfile { sndfile, avformat: _ } => sndfile == KNOWN_SNDFILE,
-            Self::Torchcodec { avformat } => *avformat == KNOWN_AVFORMAT,
+            Self::Torchcodec { ffmpeg } => *ffmpeg == Some(KNOWN_FFMPEG),
         }
     }
 
@@ -39,7 +41,7 @@ impl Loader {
     pub(crate) fn knows_aac(&self) -> bool {
         match self {
             Self::Sndfile { sndfile: _, avformat } => *avformat == Some(KNOWN_AVFORMAT),
-            Self::Torchcodec { avformat } => *avformat == KNOWN_AVFORMAT,
+            Self::Torchcodec { ffmpeg } => *ffmpeg == Some(KNOWN_FFMPEG),
         }
     }
 }

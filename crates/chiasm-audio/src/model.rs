@@ -1,7 +1,6 @@
 //! The tokens and tensors of a recording in a model.
 
 use crate::error::LengthError;
-use crate::recording::Recording;
 use crate::resample::resampled_len;
 
 /// A feature extractor like Whisper's (`WhisperFeatureExtractor` of `transformers`): a log-mel
@@ -81,25 +80,15 @@ impl AudioModel {
         self.family
     }
 
-    /// Returns the size of a recording.
+    /// Returns the size of a recording of `samples` samples at `rate` samples per second.
     ///
     /// # Errors
     ///
     /// [`LengthError::Empty`] if the recording is too short for a token, which vLLM refuses, and
     /// [`LengthError::NoLength`] if it is too long for the formula.
-    pub fn size(&self, recording: &Recording) -> Result<AudioSize, LengthError> {
-        let rate = self.extractor.sampling_rate;
-        let samples = resampled_len(recording.samples, recording.rate, rate);
-        self.size_of_samples(samples.ok_or(LengthError::NoLength)?)
-    }
-
-    /// Returns the size of a recording of `samples` samples at the model's sampling rate.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`Self::size`].
-    pub fn size_of_samples(&self, samples: u64) -> Result<AudioSize, LengthError> {
-        let Extractor { sampling_rate: _, hop_length, max_samples, features } = self.extractor;
+    pub fn size(&self, samples: u64, rate: u32) -> Result<AudioSize, LengthError> {
+        let Extractor { sampling_rate, hop_length, max_samples, features } = self.extractor;
+        let samples = resampled_len(samples, rate, sampling_rate).ok_or(LengthError::NoLength)?;
         let hop = u64::from(hop_length);
         let padded = match self.family {
             AudioFamily::Qwen2Audio => max_samples,
@@ -135,7 +124,7 @@ mod tests {
 
     fn size(family: AudioFamily, samples: u64) -> Result<(usize, u64), LengthError> {
         let model = AudioModel::new(family, WHISPER).unwrap();
-        model.size_of_samples(samples).map(|size| (size.tokens, size.elements))
+        model.size(samples, 16_000).map(|size| (size.tokens, size.elements))
     }
 
     #[test]

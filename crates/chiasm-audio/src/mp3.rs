@@ -148,7 +148,7 @@ mod tests {
     fn unknown_versions_are_left_to_vllm() {
         let other = Loader::Sndfile { sndfile: "1.3.0".to_owned(), avformat: Some(62) };
         assert_eq!(Recording::read(TAGGED, &other), Err(LengthError::Loader));
-        let other = Loader::Torchcodec { avformat: 60 };
+        let other = Loader::Torchcodec { ffmpeg: Some(7) };
         assert_eq!(Recording::read(TAGGED, &other), Err(LengthError::Loader));
     }
 }

@@ -239,7 +239,7 @@ mod tests {
     fn torchcodec_fails_at_broken_block() {
         let file = file(&[layout(2), chunk(b"data", 1_000, &[0; 42])]);
         assert_eq!(Recording::read(&file, &sndfile()).unwrap().samples, 10);
-        let torchcodec = Loader::Torchcodec { avformat: 62 };
+        let torchcodec = Loader::Torchcodec { ffmpeg: Some(8) };
         assert_eq!(Recording::read(&file, &torchcodec), Err(LengthError::Truncated));
     }
 

@@ -27,12 +27,13 @@
 //! | `frames` | the frames of a video, decoded one by one |
 //! | `output` | the output of the processes |
 //! | `connection` | messages with files over Unix sockets |
-//! | `message` | the messages |
+//! | `message`, `audio` | the messages |
 //! | `memory` | the memory of an item |
 //! | `item` | the validated tensors of an item |
 //! | `error` | errors |
 #![forbid(unsafe_code)]
 
+mod audio;
 mod child;
 mod connection;
 mod error;
@@ -47,6 +48,9 @@ mod python;
 mod server;
 mod supervisor;
 
+pub use audio::{
+    AudioDescription, AudioLoader, AudioProbe, ExtractorDescription, ResamplingDescription,
+};
 pub use error::ProcessorError;
 pub use frames::{FrameReader, FramesCall};
 pub use item::{ItemField, ItemOutput, ItemTensor, ItemValue};

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use crate::ProcessorError;
+use crate::audio::AudioDescription;
 
 /// The maximum number of tokens of a prompt, larger than any model's context.
 const MAX_PROMPT_TOKENS: usize = 1 << 24;
@@ -31,6 +32,9 @@ pub struct Greeting {
     /// The class name of the model's video processor. By this name vLLM chooses how a video is
     /// read.
     pub video_processor: Option<String>,
+    /// The processing of recordings; `None` if the model has none, or if it has an unknown form.
+    #[serde(default)]
+    pub audio: Option<AudioDescription>,
     /// The processor's own methods of writing items in prompts. If there are none, items only
     /// replace their targets.
     pub own_prompts: Vec<String>,

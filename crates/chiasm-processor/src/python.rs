@@ -14,6 +14,7 @@ use crate::ProcessorError;
 const SOURCES: [(&str, &str); 13] = [
     ("__init__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__init__.py")),
     ("__main__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__main__.py")),
+    ("audio.py", include_str!("../../../python/chiasm_processor/chiasm_processor/audio.py")),
     ("child.py", include_str!("../../../python/chiasm_processor/chiasm_processor/child.py")),
     (
         "conversation.py",

@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn padding_within_the_decoders_delay_is_kept() {
         let sndfile = Loader::Sndfile { sndfile: "1.2.2".to_owned(), avformat: None };
-        let torchcodec = Loader::Torchcodec { avformat: 62 };
+        let torchcodec = Loader::Torchcodec { ffmpeg: Some(8) };
         let samples = |delays, loader| Tag { frames: 3, delays }.samples(1_728, loader);
         assert_eq!(samples(Some((576, 832)), &sndfile), 320);
         assert_eq!(samples(Some((576, 832)), &torchcodec), 320);
