@@ -36,7 +36,6 @@ pub(crate) fn build(recipe: &Value) -> Vec<u8> {
     content.extend(chunk(b"data", &data, data_size));
     content.extend(other_chunks(&recipe["after"]));
     let mut file = chunk(b"RIFF", &content, content.len() as u32);
-    file.truncate(file.len() - content.len() % 2);
     file.truncate(file.len() - recipe["cut"].as_u64().unwrap_or(0) as usize);
     file
 }
