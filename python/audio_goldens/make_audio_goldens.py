@@ -5,8 +5,9 @@
 
 Needs vLLM with soundfile and PyAV, and the folders of tiny models with recordings. Reads
 crates/chiasm-audio/tests/recordings, which `make_recordings.py` makes, and the recipes of
-`wav.py`. Writes `index.json` there: by recording the sample rate and the number of samples of vLLM's
-loader, and by model the tokens and the elements of the largest tensor; `null` where vLLM refuses.
+`wav.py`. Writes `index.json` there: by recording the sample rate and the number of samples of
+vLLM's loader, and by model the tokens and the elements of the largest tensor; `null` where vLLM
+refuses.
 
 With `--torchcodec`, which needs FFmpeg's shared libraries, it writes only `torchcodec.json`: the
 rates and lengths of that loader.

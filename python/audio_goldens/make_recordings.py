@@ -133,7 +133,9 @@ def mp3_files() -> dict[str, bytes]:
 
     vbr = by_lame(30_000, 22_050, 1, "VARIABLE")
     cbr = by_lame(12_345, 16_000, 1, "CONSTANT")
-    untagged = by_ffmpeg(tone(20_000, 16_000), 16_000, "libmp3lame", "mp3", write_xing="0", id3v2_version="0")
+    untagged = by_ffmpeg(
+        tone(20_000, 16_000), 16_000, "libmp3lame", "mp3", write_xing="0", id3v2_version="0"
+    )
     return {
         "tone_lame_vbr.mp3": vbr,
         "tone_lame_cbr.mp3": cbr,

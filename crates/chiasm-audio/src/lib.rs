@@ -21,8 +21,8 @@
 //! ```
 //!
 //! There is no dependency on a demuxer crate: what counts is not the length of the sound but what
-//! libsndfile, mpg123 and FFmpeg make of the file, down to mpg123's estimate for an MP3 file without
-//! a tag.
+//! libsndfile, mpg123 and FFmpeg make of the file, down to mpg123's estimate for an MP3 file
+//! without a tag.
 //!
 //! | module | contents |
 //! |---|---|
