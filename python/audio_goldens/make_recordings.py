@@ -170,7 +170,7 @@ def aac_files() -> dict[str, bytes]:
         "tone_24k_hidden_extension.m4a": without_extension_mark(aac(9_000, 24_000)),
         "tone_fragments.m4a": aac(8_000, 16_000, movflags="frag_keyframe+empty_moov"),
         "tone_quicktime.mov": aac(8_000, 16_000, container="mov"),
-        "tone_cut.m4a": aac(8_000, 16_000)[:3_000],
+        "tone_cut.m4a": aac(8_000, 16_000)[:1_500],
         "silence_45_seconds.m4a": by_ffmpeg(
             np.zeros((720_000, 1)), 16_000, "aac", "mp4", 8_000, delay=1_024
         ),

@@ -128,11 +128,15 @@ fn frame_end(file: &[u8], start: usize, header: &FrameHeader) -> Result<usize, L
     let body = start + header.bytes;
     let mut crc = Crc16::of(&file[start..body]);
     let mut end = body;
+    let mut zeros = 0;
     while end < file.len() {
         crc.add(file[end]);
         end += 1;
-        // A checksum behind its content gives 0.
-        if crc.is_zero() && end >= body + CHECKSUM_BYTES && is_boundary(file, end) {
+        // A checksum behind its content gives 0, and 0 already one byte before its end if its last
+        // byte is 0. Further zeros are not a frame's.
+        zeros = if crc.is_zero() { zeros + 1 } else { 0 };
+        let is_end = (1..=2).contains(&zeros) && end >= body + CHECKSUM_BYTES;
+        if is_end && is_boundary(file, end) {
             return Ok(end);
         }
     }
@@ -165,7 +169,8 @@ mod tests {
             assert_eq!(read(&damaged), Err(LengthError::Frames), "byte {at}");
         }
         assert_eq!(read(&RECORDING[..RECORDING.len() - 1]), Err(LengthError::Frames));
-        assert_eq!(read(&[RECORDING, b"\0"].concat()), Err(LengthError::Frames));
+        assert_eq!(read(&[RECORDING, b"\0\0"].concat()), Err(LengthError::Frames));
+        assert_eq!(read(&[RECORDING, b"\x01"].concat()), Err(LengthError::Frames));
         assert!(samples > 0);
     }
 

@@ -22,6 +22,9 @@ const ID3_HEADER_BYTES: usize = 10;
 /// The bytes of an ID3v1 tag, at the end of a file.
 const ID3V1_BYTES: usize = 128;
 
+/// The number of frames by which FFmpeg recognizes an MP3 file.
+const MIN_RECOGNIZED_FRAMES: u64 = 4;
+
 /// Returns `true` if a file begins like an MP3 file.
 pub(crate) fn accepts(file: &[u8]) -> bool {
     array_at(file, 0) == Some(*b"ID3") || FrameHeader::read(file, 0).is_some()
@@ -47,6 +50,9 @@ pub(crate) fn read(file: &[u8], loader: &Loader) -> Result<Recording, LengthErro
                 return Err(LengthError::OtherLength);
             }
             tag.samples(total, loader)
+        }
+        (None, Loader::Torchcodec { .. }) if scan.frames < MIN_RECOGNIZED_FRAMES => {
+            return Err(LengthError::Frames);
         }
         (None, Loader::Torchcodec { .. }) => total,
         (None, Loader::Sndfile { .. }) => {

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use crate::ProcessorError;
 
 /// The sources of `python/chiasm_processor`.
-const SOURCES: [(&str, &str); 13] = [
+const SOURCES: [(&str, &str); 14] = [
     ("__init__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__init__.py")),
     ("__main__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__main__.py")),
     ("audio.py", include_str!("../../../python/chiasm_processor/chiasm_processor/audio.py")),

@@ -15,8 +15,9 @@ use chiasm_types::TokenId;
 use serde_json::json;
 
 use super::*;
+use crate::model::ServedModel;
 use crate::test_support::TestPipeline;
-use crate::{Cause as ErrorCause, Generation, Pipeline, PipelineLimits, Prepared, ServedModel};
+use crate::{Cause as ErrorCause, Generation, Pipeline, PipelineLimits, Prepared};
 
 /// The demo's model, which knows no recordings.
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
@@ -95,7 +96,9 @@ fn model(folder: &Path) -> ServedModel {
 fn silence(samples: u32) -> Vec<u8> {
     let bytes = 2 * samples;
     let layout = [1_u32 << 16 | 1, 16_000, 32_000, 16 << 16 | 2];
-    let mut file = [b"RIFF", &(36 + bytes).to_le_bytes(), b"WAVE", b"fmt ", &[16, 0, 0, 0]].concat();
+    let mut file = b"RIFF".to_vec();
+    file.extend((36 + bytes).to_le_bytes());
+    file.extend(b"WAVEfmt \x10\0\0\0");
     file.extend(layout.into_iter().flat_map(u32::to_le_bytes));
     file.extend(b"data");
     file.extend(bytes.to_le_bytes());
