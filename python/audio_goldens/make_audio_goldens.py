@@ -16,6 +16,7 @@ rates and lengths of that loader.
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ sys.path.insert(0, str(ROOT / "python/chiasm_processor"))
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import msgspec  # noqa: E402
+import qwen3_omni  # noqa: E402
 import torch  # noqa: E402
 import wav  # noqa: E402
 from chiasm_processor.audio import describe_audio, find_loader  # noqa: E402
@@ -76,6 +78,13 @@ def main() -> None:
     if not arguments or loader is None or loader["name"] != "sndfile":
         sys.exit(__doc__)
     processors = {Path(folder).name: Processor(["--model", folder]) for folder in arguments}
+    with tempfile.TemporaryDirectory() as folder:
+        qwen3_omni.make(Path(folder))
+        processors["qwen3omni"] = Processor(["--model", folder])
+        write_index(loader, processors)
+
+
+def write_index(loader: dict[str, Any], processors: dict[str, Processor]) -> None:
     models = {name: describe_audio(processor) for name, processor in processors.items()}
     entries = {}
     for name, data in recordings().items():

@@ -23,8 +23,10 @@ pub struct Extractor {
 pub enum AudioFamily {
     /// Qwen2-Audio: 30 seconds at most, the rest is cut off.
     Qwen2Audio,
-    /// Qwen2.5-Omni: whole recordings.
+    /// Qwen2.5-Omni: whole recordings, padded to 30 seconds.
     Qwen25Omni,
+    /// Qwen3-Omni: whole recordings, padded to whole frames.
+    Qwen3Omni,
 }
 
 impl AudioFamily {
@@ -33,6 +35,7 @@ impl AudioFamily {
         match name {
             "Qwen2AudioMultiModalProcessor" => Some(Self::Qwen2Audio),
             "Qwen2_5OmniThinkerMultiModalProcessor" => Some(Self::Qwen25Omni),
+            "Qwen3OmniMoeThinkerMultiModalProcessor" => Some(Self::Qwen3Omni),
             _ => None,
         }
     }
@@ -42,7 +45,7 @@ impl AudioFamily {
     pub fn harmless_prompt_methods(self) -> &'static [&'static str] {
         match self {
             Self::Qwen2Audio => &[],
-            Self::Qwen25Omni => &["_maybe_apply_prompt_updates"],
+            Self::Qwen25Omni | Self::Qwen3Omni => &["_maybe_apply_prompt_updates"],
         }
     }
 }
@@ -90,22 +93,42 @@ impl AudioModel {
         let Extractor { sampling_rate, hop_length, max_samples, features } = self.extractor;
         let samples = resampled_len(samples, rate, sampling_rate).ok_or(LengthError::NoLength)?;
         let hop = u64::from(hop_length);
-        let padded = match self.family {
-            AudioFamily::Qwen2Audio => max_samples,
-            AudioFamily::Qwen25Omni => max_samples.max(samples),
-        };
-        let mask_frames = padded / hop;
-        let frames = samples.min(padded).div_ceil(hop).min(mask_frames);
-        let tokens = tokens_of_frames(frames).ok_or(LengthError::Empty)?;
-        let feature_frames = match self.family {
-            AudioFamily::Qwen2Audio => mask_frames,
+        // The frames of the recording, of its features, and of their mask.
+        let (frames, feature_frames, mask_frames) = match self.family {
+            AudioFamily::Qwen2Audio => {
+                let padded = max_samples / hop;
+                (samples.min(max_samples).div_ceil(hop).min(padded), padded, padded)
+            }
             // Padding is removed from the features, but not from their mask.
-            AudioFamily::Qwen25Omni => frames,
+            AudioFamily::Qwen25Omni => {
+                let padded = max_samples.max(samples) / hop;
+                let frames = samples.div_ceil(hop).min(padded);
+                (frames, frames, padded)
+            }
+            AudioFamily::Qwen3Omni => {
+                let frames = samples.div_ceil(hop);
+                (frames, frames, frames)
+            }
         };
+        let tokens = match self.family {
+            AudioFamily::Qwen2Audio | AudioFamily::Qwen25Omni => tokens_of_frames(frames),
+            AudioFamily::Qwen3Omni => chunked_tokens_of_frames(frames),
+        };
+        let tokens = tokens.ok_or(LengthError::Empty)?;
         let elements = feature_frames.saturating_mul(features.into()).max(mask_frames);
         let tokens = usize::try_from(tokens).map_err(|_| LengthError::NoLength)?;
         Ok(AudioSize { tokens, elements })
     }
+}
+
+/// Returns the number of tokens with three convolutions of a stride of 2 for each 100 frames (vLLM's
+/// `_get_feat_extract_output_lengths` of `qwen3_omni_moe_thinker.py`). `None` for a single frame,
+/// which is shorter than the window of the spectrogram.
+fn chunked_tokens_of_frames(frames: u64) -> Option<u64> {
+    const CHUNK_FRAMES: u64 = 100;
+    const CHUNK_TOKENS: u64 = 13;
+    let rest = (0..3).fold(frames % CHUNK_FRAMES, |frames, _| frames.div_ceil(2));
+    (frames > 1).then_some(frames / CHUNK_FRAMES * CHUNK_TOKENS + rest)
 }
 
 /// Returns the number of tokens: two convolutions with a stride of 2 (vLLM's
@@ -145,6 +168,16 @@ mod tests {
         assert_eq!(size(16_000), Ok((25, 12_800)));
         assert_eq!(size(480_161), Ok((750, 384_128)));
         assert_eq!(size(720_000), Ok((1_125, 576_000)));
+    }
+
+    #[test]
+    fn qwen3_omni_counts_chunks_of_a_second() {
+        let size = |samples| size(AudioFamily::Qwen3Omni, samples);
+        assert_eq!(size(160), Err(LengthError::Empty));
+        assert_eq!(size(161), Ok((1, 256)));
+        assert_eq!(size(16_000), Ok((13, 12_800)));
+        assert_eq!(size(16_001), Ok((14, 12_928)));
+        assert_eq!(size(720_000), Ok((585, 576_000)));
     }
 
     #[test]
