@@ -8,6 +8,7 @@ PROCESSOR = "multimodal/processing/processor.py"
 OPENCV = "multimodal/video_decoders/opencv.py"
 AUDIO = "multimodal/media/audio.py"
 QWEN2_AUDIO = "model_executor/models/qwen2_audio.py"
+QWEN3_OMNI = "model_executor/models/qwen3_omni_moe_thinker.py"
 OMNI = "model_executor/models/qwen2_5_omni_thinker.py"
 CHAT = "entrypoints/openai/chat_completion/protocol.py"
 HELPER = "python/chiasm_processor/chiasm_processor"
@@ -144,6 +145,17 @@ PROCESSORS = (
                 "Qwen2_5OmniThinkerMultiModalProcessor._maybe_apply_prompt_updates",
             ),
             Code(OMNI, "Qwen2_5OmniThinkerMultiModalProcessor._postprocess_hf_mm_data"),
+            Code(
+                QWEN3_OMNI,
+                "_get_feat_extract_output_lengths",
+                "Qwen3OmniMoeThinkerMultiModalProcessor._get_hf_mm_inputs",
+                "Qwen3OmniMoeThinkerMultiModalProcessor._postprocess_hf_mm_data",
+            ),
+            Code(
+                QWEN3_OMNI,
+                "Qwen3OmniMoeThinkerMultiModalProcessor._get_prompt_updates",
+                "Qwen3OmniMoeThinkerMultiModalProcessor._maybe_apply_prompt_updates",
+            ),
         ),
     ),
     Group(
