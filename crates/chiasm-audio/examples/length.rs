@@ -28,7 +28,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut times: Vec<Duration> = (0..RUNS)
         .map(|_| {
             let start = Instant::now();
-            std::hint::black_box(Recording::read(std::hint::black_box(&file), &loader)).map(drop)?;
+            std::hint::black_box(Recording::read(std::hint::black_box(&file), &loader))
+                .map(drop)?;
             Ok(start.elapsed())
         })
         .collect::<Result<_, chiasm_audio::LengthError>>()?;

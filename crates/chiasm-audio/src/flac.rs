@@ -82,8 +82,7 @@ fn read_metadata(file: &[u8]) -> Result<(StreamInfo, usize), LengthError> {
 
 impl StreamInfo {
     fn read(body: &[u8]) -> Result<Self, LengthError> {
-        let body: &[u8; STREAM_INFO_BYTES] =
-            body.try_into().map_err(|_| LengthError::Malformed)?;
+        let body: &[u8; STREAM_INFO_BYTES] = body.try_into().map_err(|_| LengthError::Malformed)?;
         let least = u16::from_be_bytes([body[0], body[1]]);
         let most = u16::from_be_bytes([body[2], body[3]]);
         let packed = array_at(body, 10).map(u64::from_be_bytes).ok_or(LengthError::Malformed)?;

@@ -36,8 +36,8 @@ pub(crate) fn read(file: &[u8], loader: &Loader) -> Result<Recording, LengthErro
         return Err(LengthError::Loader);
     }
     let start = end_of_id3(file)?;
-    let has_id3v1 = file.len() >= start + ID3V1_BYTES
-        && file[file.len() - ID3V1_BYTES..].starts_with(b"TAG");
+    let has_id3v1 =
+        file.len() >= start + ID3V1_BYTES && file[file.len() - ID3V1_BYTES..].starts_with(b"TAG");
     let end = if has_id3v1 { file.len() - ID3V1_BYTES } else { file.len() };
     let first = FrameHeader::read(file, start).ok_or(LengthError::Frames)?;
     let tag = Tag::read(file, start, &first)?;

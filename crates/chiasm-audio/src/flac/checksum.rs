@@ -48,9 +48,12 @@ impl Crc16 {
 /// Returns the checksum of a frame header.
 pub(super) fn crc8(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |crc, byte| {
-        (0..8).fold(crc ^ byte, |crc, _| {
-            if crc & 0x80 == 0 { crc << 1 } else { crc << 1 ^ CRC8_POLYNOMIAL }
-        })
+        (0..8).fold(
+            crc ^ byte,
+            |crc, _| {
+                if crc & 0x80 == 0 { crc << 1 } else { crc << 1 ^ CRC8_POLYNOMIAL }
+            },
+        )
     })
 }
 

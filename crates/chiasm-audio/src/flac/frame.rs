@@ -137,10 +137,7 @@ mod tests {
         let number = |bytes: &[u8]| read_number(&[&[0; 4], bytes].concat());
         assert_eq!(number(&[0x7F]), Some((0x7F, 5)));
         assert_eq!(number(&[0xC2, 0x80]), Some((0x80, 6)));
-        assert_eq!(
-            number(&[0xFE, 0xBF, 0xBF, 0xBF, 0xBF, 0xBF, 0xBF]),
-            Some((0xF_FFFF_FFFF, 11))
-        );
+        assert_eq!(number(&[0xFE, 0xBF, 0xBF, 0xBF, 0xBF, 0xBF, 0xBF]), Some((0xF_FFFF_FFFF, 11)));
         assert_eq!(number(&[0x80]), None);
         assert_eq!(number(&[0xFF]), None);
         assert_eq!(number(&[0xC2, 0x00]), None);

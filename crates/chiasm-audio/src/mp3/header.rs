@@ -73,9 +73,8 @@ mod tests {
     #[test]
     fn sizes_follow_from_bit_and_sample_rates() {
         let read = |header: u32| FrameHeader::read(&header.to_be_bytes(), 0);
-        let header = |bytes, samples, rate, channels| {
-            Some(FrameHeader { bytes, samples, rate, channels })
-        };
+        let header =
+            |bytes, samples, rate, channels| Some(FrameHeader { bytes, samples, rate, channels });
         assert_eq!(read(0xFFFB_9000), header(417, 1_152, 44_100, 2));
         assert_eq!(read(0xFFFB_92C0), header(418, 1_152, 44_100, 1));
         assert_eq!(read(0xFFF3_88C4), header(288, 576, 16_000, 1));

@@ -16,15 +16,12 @@ use chiasm_processor::{
 use chiasm_types::{MmHash, Modality, VllmVersion};
 use serde_json::Value;
 
-use super::{
-    ItemMetadata, ItemTensors, ProcessorSettings, ReleaseProcessor, VllmProcessorOptions,
-};
+use super::{ItemMetadata, ItemTensors, ProcessorSettings, ReleaseProcessor, VllmProcessorOptions};
 use crate::error::RequestError;
 use chiasm_cpu::{CpuBudget, price};
 
 /// The vLLM releases whose results the predictions reproduce.
-const PREDICTED_RELEASES: [VllmVersion; 2] =
-    [VllmVersion::minor(0, 32), VllmVersion::minor(0, 33)];
+const PREDICTED_RELEASES: [VllmVersion; 2] = [VllmVersion::minor(0, 32), VllmVersion::minor(0, 33)];
 /// The only extractor whose settings are known.
 const EXTRACTOR: &str = "WhisperFeatureExtractor";
 /// The only resampling whose length is known.

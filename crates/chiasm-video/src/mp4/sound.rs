@@ -54,9 +54,8 @@ impl SoundTrack {
         let descriptor = read_descriptor(file, sound)?;
         let table = tables::read(file, &sound.sample_table)?;
         check_samples(&table.samples, file.len())?;
-        let has_plain_times = ["ctts", "stss", "stps"]
-            .iter()
-            .all(|name| child_of_table(file, sound, name).is_none());
+        let has_plain_times =
+            ["ctts", "stss", "stps"].iter().all(|name| child_of_table(file, sound, name).is_none());
         let packet_ticks = packet_ticks(&table.samples, table.table_duration)?;
         if !has_plain_times {
             return Err(SoundError::Malformed);
@@ -108,7 +107,8 @@ fn packet_ticks(samples: &[Sample], duration: u64) -> Result<u32, SoundError> {
         return u32::try_from(duration).map_err(|_| SoundError::Malformed);
     };
     let ticks = second.pts;
-    let are_equal = (0..).zip(samples).all(|(index, sample)| ticks.checked_mul(index) == Some(sample.pts));
+    let are_equal =
+        (0..).zip(samples).all(|(index, sample)| ticks.checked_mul(index) == Some(sample.pts));
     let last_ticks = duration.checked_sub(last.pts as u64);
     let ticks = u32::try_from(ticks).map_err(|_| SoundError::Malformed)?;
     let is_last_short = last_ticks.is_some_and(|last| last <= u64::from(ticks));

@@ -107,8 +107,7 @@ fn silence(samples: u32) -> Vec<u8> {
 }
 
 fn conversation(file: &[u8], kwargs: Value) -> Prompt {
-    let parts =
-        vec![ChatPart::Text("what is this?".to_owned()), ChatPart::Media(Modality::Audio)];
+    let parts = vec![ChatPart::Text("what is this?".to_owned()), ChatPart::Media(Modality::Audio)];
     let content = Some(ChatContent::Parts(parts));
     let message = ChatMessage { role: "user".to_owned(), content, ..ChatMessage::default() };
     let url = format!("data:;base64,{}", STANDARD.encode(file));
