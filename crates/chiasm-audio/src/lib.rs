@@ -26,7 +26,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `recording` | [`Recording`]: from any file to its length |
+//! | `recording`, `read` | [`Recording`]: from any file to its length |
 //! | `loader` | [`Loader`]: the libraries whose lengths are reproduced |
 //! | `wav`, `flac`, `mp3`, `aac` | formats |
 //! | `resample` | the length after resampling |
@@ -41,6 +41,7 @@ mod flac;
 mod loader;
 mod model;
 mod mp3;
+mod read;
 mod recording;
 mod resample;
 mod wav;

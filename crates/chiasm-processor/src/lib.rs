@@ -27,7 +27,8 @@
 //! | `frames` | the frames of a video, decoded one by one |
 //! | `output` | the output of the processes |
 //! | `connection` | messages with files over Unix sockets |
-//! | `message`, `audio` | the messages |
+//! | `greeting`, `audio` | the properties of a model's processor |
+//! | `message` | the messages |
 //! | `memory` | the memory of an item |
 //! | `item` | the validated tensors of an item |
 //! | `error` | errors |
@@ -38,6 +39,7 @@ mod child;
 mod connection;
 mod error;
 mod frames;
+mod greeting;
 mod item;
 mod memory;
 mod message;
@@ -53,10 +55,9 @@ pub use audio::{
 };
 pub use error::ProcessorError;
 pub use frames::{FrameReader, FramesCall};
+pub use greeting::Greeting;
 pub use item::{ItemField, ItemOutput, ItemTensor, ItemValue};
-pub use message::{
-    ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode,
-};
+pub use message::{ChatCall, ExpandedPrompt, KnownItem, PromptUpdate, Target, UpdateMode};
 pub use options::{ItemLimits, ProcessorOptions, Sandbox};
 pub use processor::{ItemCall, Processor};
 pub use python::{find_python, python_command};
