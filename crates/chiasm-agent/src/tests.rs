@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::client::{AgentConnector, AgentLink};
+use crate::cuts::AcceptedCuts;
 use crate::peer::Peer;
 use crate::server::Shares;
 use crate::{AgentServer, Drain, job, proto, serve};
@@ -109,6 +110,7 @@ impl TestHarness {
             fleet.clone(),
             &PipelineLimits::default(),
             Some(1 << 20),
+            None,
             false,
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -246,7 +248,8 @@ fn job(tokens: &[TokenId]) -> Job {
 /// do.
 fn over_the_wire(job: &Job) -> proto::Job {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
-    let media = job::MediaDetails { urls: true, image_tensors: None };
+    let cuts = AcceptedCuts { slots: 0, max_bytes: 0 };
+    let media = job::MediaDetails { urls: true, image_tensors: None, cuts };
     let mut bytes = job::to_message(job, prompt, media).unwrap().encode_to_vec();
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);

@@ -1,29 +1,27 @@
 //! The tensors of a planned video.
 
-use std::borrow::Cow;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, MediaSource, SourceError, TensorBytes, TensorRequest,
+    CuttableVideo, EncodedItem, ItemField, MediaSource, SourceError, TensorBytes, TensorRequest,
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::EncodedMedia;
 use chiasm_processor::ProcessorError;
 use chiasm_request::MediaKwargs;
-use chiasm_types::{Dtype, MmHash, TensorField, TokenRun};
+use chiasm_types::{MmHash, TokenRun};
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::planned::PlannedVideo;
+use super::tensors::{MadeVideo, VideoTensors};
 use super::{Cause, VideoPlanner};
 use crate::error::RequestError;
-use crate::metrics::Stage;
-use crate::processed::{TensorKey, TensorWriter, to_field};
-use chiasm_cpu::{CpuBudget, Ticket, price};
+use chiasm_cpu::{CpuBudget, Ticket};
 
 /// The cause for a cut that decodes to other frames than its file's index tells.
-const OTHER_FRAMES: Cause = "other_frames";
+pub(super) const OTHER_FRAMES: Cause = "other_frames";
 
 /// The tensors of one planned video of a request.
 pub(super) struct VideoSource {
@@ -40,6 +38,8 @@ pub(super) struct VideoSource {
     /// The ticket for processing one frame. Its first use charges all frames; if the request moves
     /// to another engine, they are not charged again.
     pub(super) ticket: OnceLock<Ticket>,
+    /// `true` if the cut decodes to other frames on the engine's machine.
+    pub(super) is_cut_rejected: AtomicBool,
 }
 
 impl MediaSource for VideoSource {
@@ -54,81 +54,50 @@ impl MediaSource for VideoSource {
         fields.instrument(span).boxed()
     }
 
-    // The file alone is not enough: agents do not decode videos.
+    // Agents get the cut instead.
     fn encoded(&self) -> Option<EncodedItem> {
         None
+    }
+
+    fn cuttable(&self) -> Option<&dyn CuttableVideo> {
+        Some(self)
     }
 }
 
 impl VideoSource {
     async fn make(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Some(model_dtype) = order.model_dtype else {
-            return self.make_from_whole_file("agent", order).await;
+            let is_rejected = self.is_cut_rejected.load(Relaxed);
+            let cause = if is_rejected { OTHER_FRAMES } else { "agent" };
+            return self.make_from_whole_file(cause, order).await;
         };
-        let VideoPlanner { processed, metrics, .. } = &*self.videos;
-        let key = TensorKey { hash: self.hash, format: order.format };
-        let permit = processed.lock(key).await;
-        // The previous holder of the permit may have sent the item to the same engine.
-        if !(order.is_still_needed)() {
-            return Ok(None);
+        match self.planned().make(&order, model_dtype, self.decode(&order)).await? {
+            MadeVideo::Fields(fields) => Ok(Some(fields)),
+            MadeVideo::NotNeeded => Ok(None),
+            MadeVideo::NotDecoded => self.make_from_whole_file(OTHER_FRAMES, order).await,
         }
-        let cached = processed.get(&key)?;
-        let is_new = cached.is_none();
-        let pixels = match cached {
-            Some(pixels) if order.memory.takes(&pixels) => pixels,
-            Some(pixels) => self.copy(pixels, &order).await?,
-            None => {
-                let started = Instant::now();
-                let decoded = self.decode(&order).await;
-                metrics.observe_stage(Stage::Process, started.elapsed());
-                match decoded.inspect_err(|error| processed.record_failure(key, error))? {
-                    Some(pixels) => pixels,
-                    None => {
-                        drop(permit);
-                        return self.make_from_whole_file(OTHER_FRAMES, order).await;
-                    }
-                }
-            }
-        };
-        processed.insert(key, &pixels);
-        if is_new { &metrics.media_decoded } else { &metrics.media_reused }.inc();
-        self.fields(key, model_dtype, &pixels).map(Some)
     }
 
-    /// Copies pixels from another engine's memory, or from this process, to the engine's memory.
-    async fn copy(
-        &self,
-        pixels: TensorBytes,
-        order: &TensorRequest,
-    ) -> Result<TensorBytes, RequestError> {
-        let VideoPlanner { cpu, budget, .. } = &*self.videos;
-        let ticket = self.budget.ticket(price::copy(pixels.as_ref().len()))?;
-        let memory = order.memory.clone();
-        let budget = budget.clone();
-        let copy = move || {
-            let bytes = pixels.as_ref();
-            let mut tensor = TensorWriter::reserve(&*memory, &budget, bytes.len())?;
-            tensor.bytes().copy_from_slice(bytes);
-            Ok(tensor.publish())
-        };
-        cpu.run(&ticket, copy).await?
+    /// Returns the video without its file.
+    fn planned(&self) -> VideoTensors<'_> {
+        VideoTensors {
+            videos: &self.videos,
+            hash: self.hash,
+            video: &self.video,
+            class: &self.class,
+            budget: &self.budget,
+            ticket: &self.ticket,
+        }
     }
 
-    /// Returns the video's fields, in the order of the model's own processor.
-    fn fields(
-        &self,
-        key: TensorKey,
-        model_dtype: Dtype,
-        pixels: &TensorBytes,
-    ) -> Result<Vec<ItemField>, RequestError> {
-        let plan = &self.video.plan;
-        let tensors = plan.tensors(key.pixel_format(), model_dtype)?;
-        let timestamps = plan.timestamps.as_ref().map(|seconds| ItemField {
-            name: Cow::Borrowed("timestamps"),
-            field: TensorField::Batched { keep_on_cpu: true },
-            value: FieldValue::List(seconds.iter().copied().map(FieldValue::Float).collect()),
-        });
-        Ok(tensors.into_iter().map(|spec| to_field(spec, pixels)).chain(timestamps).collect())
+    /// Cuts the planned frames out of the file, and decodes them.
+    async fn decode(&self, order: &TensorRequest) -> Result<Option<TensorBytes>, RequestError> {
+        let processor = self.planned().processor().await?;
+        let slots = self.videos.processors.video_slots().acquire(Some(self.video.decode_cost)).await;
+        // A video that takes several slots is decoded by as many processes.
+        let processes = slots.as_ref().map_or(1, |slots| slots.num_permits());
+        let Some(parts) = self.cut_into(processes).await? else { return Ok(None) };
+        self.planned().decode(&processor, parts, processes, order).await
     }
 
     /// Lets vLLM's own processor make the tensors from the whole file.
