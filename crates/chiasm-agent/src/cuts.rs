@@ -110,6 +110,9 @@ fn part_from_message(part: proto::CutPart) -> Option<(VideoPart, usize)> {
 
 #[cfg(test)]
 mod tests {
+    use chiasm_backend::{EncodedItem, ItemField, SourceError, TensorRequest, VideoDescription};
+    use futures_util::future::{BoxFuture, FutureExt};
+
     use super::*;
 
     /// Returns a cut with pieces of these sizes in each of its two parts.
@@ -152,6 +155,52 @@ mod tests {
                 assert_eq!((received.samples, &received.frames), (sent.samples, &sent.frames));
             }
         }
+    }
+
+    /// A video whose cut and tensors take at most these bytes.
+    struct Video(u64);
+
+    impl MediaSource for Video {
+        fn tensors(
+            &self,
+            _: TensorRequest,
+        ) -> BoxFuture<'_, Result<Option<Vec<ItemField>>, SourceError>> {
+            async { Ok(None) }.boxed()
+        }
+
+        fn encoded(&self) -> Option<EncodedItem> {
+            None
+        }
+
+        fn cuttable(&self) -> Option<&dyn CuttableVideo> {
+            Some(self)
+        }
+    }
+
+    impl CuttableVideo for Video {
+        fn description(&self) -> VideoDescription {
+            panic!("it is not announced")
+        }
+
+        fn item_bytes(&self) -> u64 {
+            self.0
+        }
+
+        fn cut(&self, _: u32) -> BoxFuture<'_, Result<Vec<VideoPart>, SourceError>> {
+            panic!("it is not sent")
+        }
+
+        fn reject_cut(&self) {}
+    }
+
+    #[test]
+    fn videos_are_cut_if_the_agent_accepts_their_size() {
+        let is_cut = |slots, max_bytes, item_bytes| {
+            AcceptedCuts { slots, max_bytes }.cuttable(&Video(item_bytes)).is_some()
+        };
+        assert!(is_cut(1, 100, 100));
+        assert!(!is_cut(1, 100, 101));
+        assert!(!is_cut(0, 100, 100));
     }
 
     #[test]

@@ -363,7 +363,7 @@ async fn extreme_properties_are_refused() {
     for (frames, fps, width, height) in [
         (u64::MAX, 30.0, 160, 96),
         (1, f64::MIN_POSITIVE, 160, 96),
-        (1 << 31, f64::MAX, 160, 96),
+        (1 << 31, f64::MAX, 1600, 960),
         (60, 30.0, u32::MAX, u32::MAX),
         (60, 30.0, u32::MAX, 1),
         (60, 30.0, 2, u32::MAX),
