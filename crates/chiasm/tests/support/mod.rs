@@ -8,6 +8,7 @@ pub mod hostile_origin;
 pub mod origin;
 pub mod scenario_run;
 pub mod stand_ins;
+pub mod videos;
 pub mod vllm_serves;
 
 use std::io::{BufRead, BufReader};
