@@ -9,10 +9,8 @@ use chiasm_backend::{
     TensorFormat, TraceContext, VideoDescription,
 };
 use chiasm_media::ContentHash;
-use chiasm_pipeline::{ItemOrigin, PlannedCut, PlannedItem};
+use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
-use serde_json::{Map, Value};
-
 use crate::cuts::AcceptedCuts;
 use crate::{MAX_MESSAGE_BYTES, proto};
 
@@ -296,18 +294,21 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
     let origin = if content.is_empty() {
         ItemOrigin::Tensors { elements }
     } else {
-        let processor_kwargs = parse_object(&processor_kwargs)?;
-        let content = ContentHash::new(content.as_ref().try_into().ok()?);
-        let cut = video.map(|video| cut_from_message(video, content, processor_kwargs.clone()));
+        let content: [u8; 32] = content.as_ref().try_into().ok()?;
         let url = Some(url).filter(|url| !url.is_empty());
         // A frontend must not name local files or other resources of this machine.
         if !url.as_deref().is_none_or(is_http_url) {
             return None;
         }
         let size = Some((width, height)).filter(|&(width, height)| width > 0 && height > 0);
-        match cut {
-            Some(cut) => ItemOrigin::Cut(cut?),
-            None => ItemOrigin::File { content, processor_kwargs, url, size },
+        match video {
+            Some(video) => ItemOrigin::Cut(video_from_message(video, content, processor_kwargs)?),
+            None => ItemOrigin::File {
+                content: ContentHash::new(content),
+                processor_kwargs: serde_json::from_str(&processor_kwargs).ok()?,
+                url,
+                size,
+            },
         }
     };
     Some(PlannedItem {
@@ -318,20 +319,23 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
     })
 }
 
-/// Parses a video's description; `None` if it is malformed.
-fn cut_from_message(
+/// Parses a video's description; `None` if a property has no possible value.
+fn video_from_message(
     video: proto::Video,
-    content: ContentHash,
-    processor_kwargs: Map<String, Value>,
-) -> Option<PlannedCut> {
+    content: [u8; 32],
+    processor_kwargs: String,
+) -> Option<VideoDescription> {
     let proto::Video { frames, fps, width, height, io_kwargs } = video;
-    let is_video = frames > 0 && fps.is_finite() && fps > 0.0 && width > 0 && height > 0;
-    let io_kwargs = parse_object(&io_kwargs).filter(|_| is_video)?;
-    Some(PlannedCut { content, frames, fps, width, height, processor_kwargs, io_kwargs })
-}
-
-fn parse_object(json: &str) -> Option<Map<String, Value>> {
-    serde_json::from_str(json).ok()
+    let is_possible = frames > 0 && fps.is_finite() && fps > 0.0 && width > 0 && height > 0;
+    is_possible.then(|| VideoDescription {
+        content,
+        frames,
+        fps,
+        width,
+        height,
+        processor_kwargs: processor_kwargs.into(),
+        io_kwargs: io_kwargs.into(),
+    })
 }
 
 fn is_http_url(url: &str) -> bool {

@@ -45,6 +45,8 @@ mod lending;
 mod messages;
 mod refusals;
 mod tensors;
+#[path = "../../chiasm-pipeline/tests/fixtures/videos.rs"]
+mod video_fixtures;
 mod videos;
 mod windows;
 

@@ -42,6 +42,10 @@
 //! | `error` | errors of requests |
 #![forbid(unsafe_code)]
 
+// Fixtures name this crate as other crates do.
+#[cfg(test)]
+extern crate self as chiasm_pipeline;
+
 pub mod answers;
 mod choice;
 mod deadlines;
@@ -75,6 +79,9 @@ pub mod test_support;
 mod text_logprobs;
 mod tokenize;
 mod video;
+#[cfg(test)]
+#[path = "../tests/fixtures/videos.rs"]
+mod video_fixtures;
 
 pub use deadlines::{Deadline, Deadlines, within};
 pub use error::{Cause, RequestError};
@@ -87,7 +94,7 @@ pub use last_route::LastRoute;
 pub use limits::{ItemLimits, PipelineLimits};
 pub use machine::{
     CheckedJob, CutError, CutFailure, FetchFailure, ItemError, ItemOrigin, MachineMedia,
-    PlanError, PlannedCut, PlannedItem, PutError, RequestItem, RequestReason,
+    PlanError, PlannedItem, PutError, RequestItem, RequestReason,
 };
 pub use metrics::{
     CacheStats, FinishedLabel, LatencyCounts, LatencyHistogram, MediaState, Objectives,

@@ -17,7 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_backend::{
     EncodedItem, ForeignJob, ForeignMediaItem, ItemField, JobItem, MediaForm, MediaLoad,
-    MediaSource, SourceError, TensorBytes, TensorRequest, VideoPart,
+    MediaSource, SourceError, TensorBytes, TensorRequest, VideoDescription, VideoPart,
 };
 use chiasm_fleet::{Fleet, PresentClass, Worker, keys_for, spans};
 use chiasm_kv::{BlockKey, PromptBlocks};
@@ -42,7 +42,6 @@ pub use error::{CutError, ItemError, PlanError, PutError};
 use request::RequestData;
 pub use request::{CutFailure, FetchFailure, RequestItem, RequestReason};
 use tensors::ReceivedTensors;
-pub use videos::PlannedCut;
 use videos::{MachineVideos, VideoItem};
 use waiting::{ExpectedTensors, PendingItems, ReceivedItem};
 
@@ -96,7 +95,7 @@ pub enum ItemOrigin {
         elements: u64,
     },
     /// The file of a video, from whose cut this process makes tensors.
-    Cut(PlannedCut),
+    Cut(VideoDescription),
 }
 
 /// A checked job, whose tokens and media items are safe for an engine.
@@ -346,12 +345,12 @@ impl MachineMedia {
                 let source = tensors.source(hash, request);
                 return Ok(JobItem { modality, hash, placeholder, elements, source });
             }
-            ItemOrigin::Cut(cut) => {
+            ItemOrigin::Cut(description) => {
                 let videos = self.videos.as_ref().ok_or(ItemError::NoCuts)?;
                 if modality != Modality::Video {
                     return Err(ItemError::Modality(modality));
                 }
-                let item = VideoItem { hash, placeholder, cut };
+                let item = VideoItem { hash, placeholder, description };
                 return videos.check(worker, tokens, item, class, request).await;
             }
         };

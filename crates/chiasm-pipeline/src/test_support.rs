@@ -2,8 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "for tests alone")]
 
-pub mod videos;
-
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;

@@ -230,15 +230,13 @@ fn malformed_messages_are_refused_with_the_field() {
         height: 96,
         io_kwargs: "{}".to_owned(),
     };
-    let changes: [&dyn Fn(&mut proto::Video); 8] = [
+    let changes: [&dyn Fn(&mut proto::Video); 6] = [
         &|video| video.frames = 0,
         &|video| video.fps = 0.0,
         &|video| video.fps = f64::NAN,
         &|video| video.fps = f64::INFINITY,
         &|video| video.width = 0,
         &|video| video.height = 0,
-        &|video| video.io_kwargs.clear(),
-        &|video| video.io_kwargs = "[]".to_owned(),
     ];
     for change in changes {
         let mut video = video.clone();

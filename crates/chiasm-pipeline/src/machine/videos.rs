@@ -7,15 +7,11 @@ use std::sync::{Arc, OnceLock};
 
 use chiasm_backend::{
     EncodedItem, ItemField, JobItem, MediaSource, SourceError, TensorBytes, TensorRequest,
-    VideoPart,
+    VideoDescription, VideoPart,
 };
 use chiasm_fleet::{PresentClass, Worker};
-use chiasm_media::ContentHash;
-use chiasm_request::MediaKwargs;
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
-use chiasm_vision::VideoProperties;
 use futures_util::future::{BoxFuture, FutureExt};
-use serde_json::{Map, Value};
 
 use super::super::error::RequestError;
 use super::super::video::{MadeVideo, ReceivedVideo, VideoPlanner, VideoRefusal};
@@ -43,32 +39,13 @@ impl ItemData for Cut {
     }
 }
 
-/// The facts from which a frontend has planned a video.
-#[derive(Clone, Debug, PartialEq)]
-pub struct PlannedCut {
-    /// The hash of the whole file, of which only the frontend has more than the cut.
-    pub content: ContentHash,
-    /// The number of frames, as vLLM counts them.
-    pub frames: u64,
-    /// The number of frames per second.
-    pub fps: f64,
-    /// The width of a frame in pixels.
-    pub width: u32,
-    /// The height of a frame in pixels.
-    pub height: u32,
-    /// The request's settings for the processor.
-    pub processor_kwargs: Map<String, Value>,
-    /// The request's settings for reading files, by modality.
-    pub io_kwargs: Map<String, Value>,
-}
-
 /// A video of a job, as a frontend has planned it.
 pub(super) struct VideoItem {
     /// The video's identity.
     pub(super) hash: MmHash,
     /// The video's placeholder in the prompt.
     pub(super) placeholder: Placeholder,
-    pub(super) cut: PlannedCut,
+    pub(super) description: VideoDescription,
 }
 
 impl MachineVideos {
@@ -108,30 +85,27 @@ impl MachineVideos {
         class: &PresentClass,
         request: RequestData,
     ) -> Result<JobItem, ItemError> {
-        let VideoItem { hash, placeholder, cut } = item;
-        let PlannedCut { content, frames, fps, width, height, processor_kwargs, io_kwargs } = cut;
-        let properties = VideoProperties { frames, fps, width, height };
-        let kwargs = MediaKwargs { processor: processor_kwargs, io: io_kwargs };
-        let planned = self.planner.plan_received(&content, properties, &kwargs, class).await?;
-        let video = match planned {
+        let VideoItem { hash, placeholder, description } = item;
+        let video = match self.planner.plan_received(&description, class).await? {
             Ok(video) => video,
             Err(VideoRefusal::NotPlanned(cause)) => return Err(ItemError::NotPlanned(cause)),
             Err(VideoRefusal::Limit) => {
                 return Ok(self.whole(hash, placeholder, 0, CutFailure::limit(), request));
             }
         };
-        if video.hash() != hash {
+        if video.hash != hash {
             return Err(ItemError::OtherIdentity);
         }
-        if !matches_placeholder(video.runs(), &placeholder, tokens) {
+        if !matches_placeholder(&video.plan.runs, &placeholder, tokens) {
             return Err(ItemError::OtherPlaceholder);
         }
         let elements = video.elements();
+        let embeds = video.plan.embeds;
         // An engine waits for ever with an item that it can't encode.
-        if video.embeds() > worker.backend.capabilities().max_batched_tokens {
+        if embeds > worker.backend.capabilities().max_batched_tokens {
             match self.planner.max_embeds(class).await {
-                Ok(max) if video.embeds() <= max => {}
-                Ok(_) => return Err(ItemError::TooLarge(video.embeds())),
+                Ok(max) if embeds <= max => {}
+                Ok(_) => return Err(ItemError::TooLarge(embeds)),
                 Err(error) => {
                     let failure = CutFailure::processor(error);
                     return Ok(self.whole(hash, placeholder, elements, failure, request));
@@ -197,7 +171,7 @@ impl CutSource {
                 let request = self.request.clone();
                 let request =
                     Arc::new(move || request(RequestReason::NotDecoded(failure.clone())));
-                let hash = self.video.hash();
+                let hash = self.video.hash;
                 self.videos.tensors.source(hash, request).tensors(order).await
             }
         }
@@ -221,7 +195,7 @@ impl CutSource {
         let parts = self.receive().await?;
         let decoded = self.video.decode(&processor, parts.to_vec(), order).await?;
         if decoded.is_none() {
-            self.videos.cuts.remove(&self.video.hash());
+            self.videos.cuts.remove(&self.video.hash);
         }
         Ok(decoded)
     }
@@ -229,7 +203,7 @@ impl CutSource {
     /// Returns the cut from the cache, or from the frontend.
     async fn receive(&self) -> Result<Arc<Cut>, RequestError> {
         let cuts = &self.videos.cuts;
-        let hash = self.video.hash();
+        let hash = self.video.hash;
         let _permit = cuts.lock(hash).await;
         let has_frames = self.video.cut_check();
         let check = Box::new(move |parts: &Cut| has_frames(parts));

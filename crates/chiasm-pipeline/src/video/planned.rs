@@ -35,9 +35,9 @@ pub(crate) struct PlannedVideo {
     /// Everything that changes the video's tensors, apart from its file.
     pub(super) fingerprint: Vec<u8>,
     /// The tokens that replace the video's marker.
-    pub(super) runs: Vec<TokenRun>,
+    pub(crate) runs: Vec<TokenRun>,
     /// The number of tokens in `runs` that embed.
-    pub(super) embeds: usize,
+    pub(crate) embeds: usize,
     /// The cost of decoding the planned frames: samples times pixels. 0 if only another machine
     /// has the file.
     pub(super) decode_cost: u64,

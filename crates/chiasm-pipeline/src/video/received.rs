@@ -2,12 +2,12 @@
 
 use std::sync::{Arc, OnceLock};
 
-use chiasm_backend::{TensorBytes, TensorRequest, VideoPart};
+use chiasm_backend::{TensorBytes, TensorRequest, VideoDescription, VideoPart};
 use chiasm_fleet::PresentClass;
 use chiasm_media::ContentHash;
 use chiasm_processor::Processor;
 use chiasm_request::MediaKwargs;
-use chiasm_types::{MmHash, Modality, TokenRun};
+use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{PixelFormat, VideoProperties};
 
 use super::planned::{LIMIT, PlannedVideo};
@@ -33,20 +33,21 @@ impl VideoPlanner {
         decodes.then(|| self.processors.video_slots().total())
     }
 
-    /// Plans a video of which this process has only the properties and the file's hash.
+    /// Plans a video whose file another machine has.
     ///
     /// # Errors
     /// Returns an error if this process is overloaded.
     pub(crate) async fn plan_received(
         self: &Arc<Self>,
-        content: &ContentHash,
-        properties: VideoProperties,
-        kwargs: &MediaKwargs,
+        description: &VideoDescription,
         class: &PresentClass,
     ) -> Result<Result<ReceivedVideo, VideoRefusal>, RequestError> {
+        let &VideoDescription { frames, fps, width, height, .. } = description;
+        let properties = VideoProperties { frames, fps, width, height };
+        let content = ContentHash::new(description.content);
         let settings = self
             .video_model()
-            .and_then(|model| self.parse_kwargs(kwargs).map(|request| (model, request)));
+            .and_then(|model| Ok((model, self.parse_kwargs(&parse_kwargs(description)?)?)));
         let (model, request) = match settings {
             Ok(settings) => settings,
             Err(cause) => return Ok(Err(VideoRefusal::NotPlanned(cause))),
@@ -54,7 +55,7 @@ impl VideoPlanner {
         let fingerprint = model.fingerprint(&request);
         // The properties are not verified, so a wrong plan must not replace a right one.
         let key = [&fingerprint, format!("{properties:?}").as_bytes()].concat();
-        let key = chiasm_media::mm_hash(content, &Modality::Video, &key);
+        let key = chiasm_media::mm_hash(&content, &Modality::Video, &key);
         let model = self.model.clone();
         let request = Arc::new(request);
         let limits = self.limits.clone();
@@ -70,15 +71,15 @@ impl VideoPlanner {
             )
         };
         let budget = CpuBudget::shared();
-        let video = match self.cached_plan(key, 0, build, &budget).await? {
-            Ok(video) => video,
+        let plan = match self.cached_plan(key, 0, build, &budget).await? {
+            Ok(plan) => plan,
             Err(LIMIT) => return Ok(Err(VideoRefusal::Limit)),
             Err(cause) => return Ok(Err(VideoRefusal::NotPlanned(cause))),
         };
         Ok(Ok(ReceivedVideo {
-            hash: identify(content, &video, class)?,
+            hash: identify(&content, &plan, class)?,
             videos: self.clone(),
-            video,
+            plan,
             class: class.clone(),
             budget,
             ticket: OnceLock::new(),
@@ -96,11 +97,19 @@ impl VideoPlanner {
     }
 }
 
+/// Parses the settings of the video's request.
+fn parse_kwargs(description: &VideoDescription) -> Result<MediaKwargs, Cause> {
+    let parse = |json: &str| serde_json::from_str(json).map_err(|_| "invalid_kwarg");
+    let VideoDescription { processor_kwargs, io_kwargs, .. } = description;
+    Ok(MediaKwargs { processor: parse(processor_kwargs)?, io: parse(io_kwargs)? })
+}
+
 /// A planned video whose file another machine has.
 pub(crate) struct ReceivedVideo {
     videos: Arc<VideoPlanner>,
-    hash: MmHash,
-    video: Arc<PlannedVideo>,
+    /// The video's identity.
+    pub(crate) hash: MmHash,
+    pub(crate) plan: Arc<PlannedVideo>,
     class: PresentClass,
     budget: CpuBudget,
     /// The ticket for processing one frame.
@@ -108,30 +117,15 @@ pub(crate) struct ReceivedVideo {
 }
 
 impl ReceivedVideo {
-    /// Returns the video's identity.
-    pub(crate) fn hash(&self) -> MmHash {
-        self.hash
-    }
-
-    /// Returns the tokens that replace the video's marker.
-    pub(crate) fn runs(&self) -> &[TokenRun] {
-        &self.video.runs
-    }
-
-    /// Returns the number of those tokens that embed.
-    pub(crate) fn embeds(&self) -> usize {
-        self.video.embeds
-    }
-
     /// Returns the number of elements of the largest tensor.
     pub(crate) fn elements(&self) -> u64 {
         // A raw value is one byte.
-        self.video.plan.pixel_bytes(PixelFormat::RawU8) as u64
+        self.plan.plan.pixel_bytes(PixelFormat::RawU8) as u64
     }
 
     /// Returns a check that a cut has each planned frame once.
     pub(crate) fn cut_check(&self) -> impl Fn(&[VideoPart]) -> bool + Send + Sync + 'static {
-        let video = self.video.clone();
+        let video = self.plan.clone();
         move |parts| {
             let frames = parts.iter().flat_map(|part| &part.frames);
             let mut frames: Vec<u64> = frames.map(|frame| frame.frame).collect();
@@ -145,7 +139,7 @@ impl ReceivedVideo {
         VideoTensors {
             videos: &self.videos,
             hash: self.hash,
-            video: &self.video,
+            video: &self.plan,
             class: &self.class,
             budget: &self.budget,
             ticket: &self.ticket,
@@ -164,7 +158,7 @@ impl ReceivedVideo {
         order: &TensorRequest,
     ) -> Result<Option<TensorBytes>, RequestError> {
         let samples = parts.iter().map(|part| u64::from(part.samples)).sum::<u64>();
-        let VideoProperties { width, height, .. } = self.video.plan.video;
+        let VideoProperties { width, height, .. } = self.plan.plan.video;
         let cost = samples.saturating_mul(u64::from(width) * u64::from(height));
         let slots = self.videos.processors.video_slots().acquire(Some(cost)).await;
         let processes = slots.as_ref().map_or(1, |slots| slots.num_permits());

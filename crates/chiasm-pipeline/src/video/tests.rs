@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::test_support::TestPipeline;
-use crate::test_support::videos::{self, clip};
+use crate::video_fixtures::{VIDEO_SERVER, clip, missing_processor, write_model};
 use crate::{Cause as ErrorCause, Generation, Pipeline, PipelineLimits, VllmProcessorOptions};
 
 const VIDEO_TOKEN: TokenId = TokenId(447);
@@ -28,7 +28,7 @@ const PLANNED: &str = "vLLM 0.33.0";
 
 /// Returns the demo's model with settings and a template of videos.
 fn model(folder: &Path) -> ServedModel {
-    videos::write_model(folder);
+    write_model(folder);
     ServedModel::load(folder, "m", None).unwrap().with_videos(VideoOptions::default(), 999)
 }
 
@@ -64,7 +64,7 @@ impl VideoTest {
         let TestPipeline { pipeline, backends } = TestPipeline::with(backends).await;
         let folder = tempfile::tempdir().unwrap();
         let model = Arc::new(model(folder.path()));
-        let options = videos::missing_processor(folder.path());
+        let options = missing_processor(folder.path());
         let media = MediaLoader::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
         let fleet = pipeline.fleet.clone();
         let pipeline = Pipeline::new(model, media, fleet, PipelineLimits::default());
@@ -177,7 +177,7 @@ async fn video_is_planned_and_routed_without_processor() {
 /// Lets the scripted fork server of the tests behave in this way.
 fn scripted(behaviour: String) -> impl FnOnce(VllmProcessorOptions) -> VllmProcessorOptions {
     let vllm_flags = vec![behaviour];
-    let python = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/video_server.py");
+    let python = PathBuf::from(VIDEO_SERVER);
     move |options| VllmProcessorOptions {
         processor: ProcessorOptions { python, vllm_flags, ..options.processor },
         ..options

@@ -20,9 +20,7 @@ use super::super::{ItemOrigin, MachineMedia, PlanError, PlannedItem};
 use super::*;
 use crate::model::ServedModel;
 use crate::test_support::TestPipeline;
-use crate::test_support::videos::{
-    clip, missing_processor, scripted_processor, video, write_model,
-};
+use crate::video_fixtures::{clip, missing_processor, scripted_processor, video, write_model};
 use crate::{Pipeline, PipelineLimits, VllmProcessorOptions};
 
 const CLIP: &str = "h264_open_gop.mp4";
@@ -77,21 +75,10 @@ impl Frontend {
 
     /// Returns the item as it arrives at an agent.
     fn planned(&self) -> PlannedItem {
-        let VideoDescription { content, frames, fps, width, height, .. } =
-            self.cuttable().description();
-        let cut = PlannedCut {
-            content: ContentHash::new(content),
-            frames,
-            fps,
-            width,
-            height,
-            processor_kwargs: Map::new(),
-            io_kwargs: Map::new(),
-        };
         PlannedItem {
             modality: Modality::Video,
             hash: self.item.hash,
-            origin: ItemOrigin::Cut(cut),
+            origin: ItemOrigin::Cut(self.cuttable().description()),
             placeholder: self.item.placeholder.clone(),
         }
     }
@@ -317,11 +304,11 @@ async fn tensors_replace_cuts_that_the_agent_can_not_decode() {
 #[tokio::test]
 async fn wrong_plans_are_refused() {
     let test = CutTest::new("frames").await;
-    let refusal = async |change: &dyn Fn(&mut PlannedItem, &mut PlannedCut)| {
+    let refusal = async |change: &dyn Fn(&mut PlannedItem, &mut VideoDescription)| {
         let mut item = test.frontend.planned();
-        let ItemOrigin::Cut(mut cut) = item.origin.clone() else { panic!("a cut") };
-        change(&mut item, &mut cut);
-        item.origin = ItemOrigin::Cut(cut);
+        let ItemOrigin::Cut(mut video) = item.origin.clone() else { panic!("a cut") };
+        change(&mut item, &mut video);
+        item.origin = ItemOrigin::Cut(video);
         match test.check(item).await {
             Err(PlanError::Item { number: 0, error }) => error.to_string(),
             Err(error) => panic!("{error}"),
@@ -330,15 +317,18 @@ async fn wrong_plans_are_refused() {
     };
     let refused = refusal(&|item, _| item.hash = MmHash::new([1; 32])).await;
     assert!(refused.contains("identity"), "{refused}");
-    let refused = refusal(&|_, cut| cut.content = ContentHash::new([1; 32])).await;
+    let refused = refusal(&|_, video| video.content = [1; 32]).await;
     assert!(refused.contains("identity"), "{refused}");
-    let refused = refusal(&|_, cut| drop(cut.io_kwargs.insert("image".into(), 1.into()))).await;
+    let refused = refusal(&|_, video| video.io_kwargs = r#"{"image": 1}"#.into()).await;
     assert!(refused.contains("unknown_kwarg"), "{refused}");
-    let refused = refusal(&|_, cut| {
-        cut.processor_kwargs.insert("max_pixels".into(), 50_176.into());
-    });
-    assert!(refused.await.contains("identity"));
-    let refused = refusal(&|_, cut| cut.frames *= 3).await;
+    for json in ["", "[]", "{"] {
+        let refused = refusal(&|_, video| video.processor_kwargs = json.into()).await;
+        assert!(refused.contains("invalid_kwarg"), "{refused}");
+    }
+    let kwargs = r#"{"max_pixels": 50176}"#;
+    let refused = refusal(&|_, video| video.processor_kwargs = kwargs.into()).await;
+    assert!(refused.contains("identity"), "{refused}");
+    let refused = refusal(&|_, video| video.frames *= 3).await;
     assert!(refused.contains("placeholder"), "{refused}");
     let refused = refusal(&|item, _| item.placeholder.length -= 1).await;
     assert!(refused.contains("placeholder"), "{refused}");
@@ -369,8 +359,8 @@ async fn extreme_properties_are_refused() {
         (60, 30.0, 2, u32::MAX),
     ] {
         let mut item = test.frontend.planned();
-        let ItemOrigin::Cut(cut) = &mut item.origin else { panic!("a cut") };
-        *cut = PlannedCut { frames, fps, width, height, ..cut.clone() };
+        let ItemOrigin::Cut(video) = &mut item.origin else { panic!("a cut") };
+        *video = VideoDescription { frames, fps, width, height, ..video.clone() };
         let refused = test.check(item).await;
         assert!(matches!(refused, Err(PlanError::Item { .. })), "{frames} {fps} {width} {height}");
     }
