@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use chiasm_backend::{CuttableVideo, PartFrame, SourceError, VideoDescription, VideoPart};
+use chiasm_processor::ProcessorError;
 use chiasm_request::MediaKwargs;
 use chiasm_video::{CutPart, Piece, VideoIndex};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -61,7 +62,8 @@ impl CuttableVideo for VideoSource {
             let parts = self.cut_into(parts).await.map_err(|error| error.at(&self.field));
             parts.map_err(SourceError::new)?.ok_or_else(|| {
                 self.videos.plans.insert(self.video.key, Err(OTHER_FRAMES));
-                let error = RequestError::internal("a planned video can't be cut; try again");
+                let reason = "the video can't be cut as planned; try again".to_owned();
+                let error = RequestError::from(ProcessorError::Unavailable(reason));
                 SourceError::new(error.at(&self.field))
             })
         };

@@ -27,15 +27,16 @@ const CLIP: &str = "h264_open_gop.mp4";
 /// The maximum size of an item at the agent.
 const MAX_BYTES: u64 = 1 << 30;
 
-fn planned_engine() -> FakeBackend {
-    let mut capabilities: Capabilities = fake_capabilities();
-    capabilities.engine = "vLLM 0.33.0".to_owned();
-    capabilities.class.vllm_items = VllmItems::for_engine(&capabilities.engine);
-    FakeBackend::with_capabilities(capabilities)
-}
+/// The release of the scripted processor.
+const RELEASE: &str = "vLLM 0.33.0";
 
-async fn fleet() -> Arc<Fleet> {
-    let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(planned_engine())]));
+/// Returns a fleet of one engine of this release.
+async fn fleet(engine: &str) -> Arc<Fleet> {
+    let mut capabilities: Capabilities = fake_capabilities();
+    capabilities.engine = engine.to_owned();
+    capabilities.class.vllm_items = VllmItems::for_engine(engine);
+    let engine = FakeBackend::with_capabilities(capabilities);
+    let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(engine)]));
     let fleet =
         Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
     assert!(fleet.wait_ready(1).await);
@@ -59,9 +60,10 @@ struct Frontend {
 
 impl Frontend {
     /// Plans a clip; the processor only decodes the tensors of a local engine.
-    async fn new(folder: &Path) -> Self {
-        let pipeline =
-            Pipeline::new(load_model(folder), media_loader(), fleet().await, PipelineLimits::default());
+    async fn new(folder: &Path, engine: &str) -> Self {
+        let fleet = fleet(engine).await;
+        let limits = PipelineLimits::default();
+        let pipeline = Pipeline::new(load_model(folder), media_loader(), fleet, limits);
         let pipeline = Arc::new(pipeline.with_processor(scripted_processor(folder, "frames")));
         let test = TestPipeline { pipeline, backends: Vec::new() };
         let prepared = test.prepare(video(&clip(CLIP)), ClientSampling::default()).await.unwrap();
@@ -101,16 +103,17 @@ impl CutTest {
 
     /// Creates an agent with this processor.
     async fn with(processor: impl FnOnce(&Path) -> Option<VllmProcessorOptions>) -> Self {
-        Self::accepting(Some(MAX_BYTES), processor).await
+        Self::build(RELEASE, Some(MAX_BYTES), processor).await
     }
 
-    async fn accepting(
+    async fn build(
+        engine: &str,
         max_tensor_bytes: Option<u64>,
         processor: impl FnOnce(&Path) -> Option<VllmProcessorOptions>,
     ) -> Self {
         let folder = tempfile::tempdir().unwrap();
         write_model(folder.path());
-        let fleet = fleet().await;
+        let fleet = fleet(engine).await;
         let agent = MachineMedia::new(
             load_model(folder.path()),
             media_loader(),
@@ -120,8 +123,13 @@ impl CutTest {
             processor(folder.path()),
             false,
         );
-        let frontend = Frontend::new(folder.path()).await;
+        let frontend = Frontend::new(folder.path(), engine).await;
         Self { frontend, agent, fleet, requests: Arc::default(), _folder: folder }
+    }
+
+    /// Returns the slots that the agent announces for its engine.
+    fn video_slots(&self) -> Option<u32> {
+        self.agent.video_slots(&self.fleet.worker(WorkerId(0)).unwrap())
     }
 
     /// Lets the agent check an item.
@@ -226,8 +234,7 @@ async fn cut_has_as_many_parts_as_the_agent_decodes_at_once() {
     let one = parts(1).await;
     // A short clip takes one slot.
     assert_eq!(one, parts(64).await);
-    let worker = test.fleet.worker(WorkerId(0)).unwrap();
-    assert_eq!(test.agent.video_slots(&worker), Some(2));
+    assert_eq!(test.video_slots(), Some(2));
     let bytes: u64 = one.iter().map(VideoPart::bytes).sum();
     assert!(bytes <= video.item_bytes() && frames(&one) > 1, "{bytes}");
 }
@@ -302,6 +309,19 @@ async fn tensors_replace_cuts_that_the_agent_can_not_decode() {
 }
 
 #[tokio::test]
+async fn processor_of_another_release_decodes_nothing() {
+    let processor = |folder: &Path| Some(scripted_processor(folder, "frames"));
+    let test = CutTest::build("vLLM 0.32.1", Some(MAX_BYTES), processor).await;
+    // Its release is known once it has started.
+    assert_eq!(test.video_slots(), Some(2));
+    let item = test.check(test.frontend.planned()).await.unwrap();
+    let sent = test.send_whole(1, "processor");
+    let (received, ()) = tokio::join!(tensors(&item, TensorFormat::Raw), sent);
+    assert_equal(&received, &whole_fields());
+    assert_eq!(test.video_slots(), None);
+}
+
+#[tokio::test]
 async fn wrong_plans_are_refused() {
     let test = CutTest::new("frames").await;
     let refusal = async |change: &dyn Fn(&mut PlannedItem, &mut VideoDescription)| {
@@ -369,9 +389,9 @@ async fn extreme_properties_are_refused() {
 #[tokio::test]
 async fn cuts_are_refused_without_tensors_or_processor() {
     let processor = |folder: &Path| Some(scripted_processor(folder, "frames"));
-    for test in [CutTest::accepting(None, processor).await, CutTest::with(|_| None).await] {
-        let worker = test.fleet.worker(WorkerId(0)).unwrap();
-        assert_eq!((test.agent.video_slots(&worker), test.agent.max_cut_bytes()), (None, None));
+    let without_tensors = CutTest::build(RELEASE, None, processor).await;
+    for test in [without_tensors, CutTest::with(|_| None).await] {
+        assert_eq!((test.video_slots(), test.agent.max_cut_bytes()), (None, None));
         let refused = test.check(test.frontend.planned()).await;
         assert!(matches!(refused, Err(PlanError::Item { error: ItemError::NoCuts, .. })));
         let refused = test.agent.put_cut(test.frontend.item.hash, Vec::new());
