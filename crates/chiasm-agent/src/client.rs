@@ -26,12 +26,12 @@ use crate::proto::agent_client::AgentClient;
 use crate::proto::{
     DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest,
 };
-use crate::{cuts, tensors};
 use crate::tls::AgentTls;
 use crate::{
     CHUNK_BYTES, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS,
     TRANSFER_TIMEOUT,
 };
+use crate::{cuts, tensors};
 
 use connecting::Dialer;
 pub use connector::AgentConnector;

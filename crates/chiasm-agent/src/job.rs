@@ -3,6 +3,8 @@
 mod head;
 mod sampling;
 
+use crate::cuts::AcceptedCuts;
+use crate::{MAX_MESSAGE_BYTES, proto};
 use bytes::Bytes;
 use chiasm_backend::{
     CuttableVideo, Job, JobItem, KvTransferParams, ReasoningHints, RequestId, Sampling, Stage,
@@ -11,8 +13,6 @@ use chiasm_backend::{
 use chiasm_media::ContentHash;
 use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
-use crate::cuts::AcceptedCuts;
-use crate::{MAX_MESSAGE_BYTES, proto};
 
 #[cfg(test)]
 pub(crate) use head::MAX_ENTRIES;

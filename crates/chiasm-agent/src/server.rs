@@ -35,7 +35,8 @@ use crate::proto::generate_request::Request as JobRequest;
 use crate::proto::{
     AdmitEvent, AdmitRequest, CutChunk, DrainReply, DrainRequest, GenerateReply, GenerateRequest,
     HelloReply, HelloRequest, MediaChunk, Open, PutCutReply, PutMediaReply, PutTensorsReply,
-    ReadTensorsReply, ReadTensorsRequest, StatusReply, StatusRequest, TensorChunk, WatchEvent, WatchRequest,
+    ReadTensorsReply, ReadTensorsRequest, StatusReply, StatusRequest, TensorChunk, WatchEvent,
+    WatchRequest,
 };
 use crate::tls::AgentTls;
 use crate::wire::CLOSE_TIMEOUT;

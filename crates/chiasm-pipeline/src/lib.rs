@@ -93,8 +93,8 @@ pub use image::{Images, TensorsError};
 pub use last_route::LastRoute;
 pub use limits::{ItemLimits, PipelineLimits};
 pub use machine::{
-    CheckedJob, CutError, CutFailure, FetchFailure, ItemError, ItemOrigin, MachineMedia,
-    PlanError, PlannedItem, PutError, RequestItem, RequestReason,
+    CheckedJob, CutError, CutFailure, FetchFailure, ItemError, ItemOrigin, MachineMedia, PlanError,
+    PlannedItem, PutError, RequestItem, RequestReason,
 };
 pub use metrics::{
     CacheStats, FinishedLabel, LatencyCounts, LatencyHistogram, MediaState, Objectives,

@@ -277,9 +277,11 @@ pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSet
             &flags,
             &vllm_args(args, model.answers.engine_parser()),
         )?,
-        Side::Agent => {
-            vllm_processor::agent_options(args, &model, &vllm_args(args, model.answers.engine_parser()))?
-        }
+        Side::Agent => vllm_processor::agent_options(
+            args,
+            &model,
+            &vllm_args(args, model.answers.engine_parser()),
+        )?,
     };
     warn_about_unused_flags(args, processor.is_some());
     let has_tensors = processor.is_some() || args.agents.take_tensors;

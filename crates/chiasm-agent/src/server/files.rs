@@ -143,9 +143,7 @@ async fn read_cut(
     let announced = AnnouncedCut::from_message(first.parts);
     let announced = announced.ok_or_else(|| Status::invalid_argument("parts: malformed"))?;
     if announced.bytes > limit {
-        return Err(Status::invalid_argument(format!(
-            "parts: at most {limit} bytes are accepted"
-        )));
+        return Err(Status::invalid_argument(format!("parts: at most {limit} bytes are accepted")));
     }
     let wrong_length =
         || Status::invalid_argument("the cut's length differs from the announced one");

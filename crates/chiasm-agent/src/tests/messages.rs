@@ -223,13 +223,8 @@ fn malformed_messages_are_refused_with_the_field() {
     ] {
         assert_eq!(item_fault(&|item| item.url = url.to_owned()), "media[0]");
     }
-    let video = proto::Video {
-        frames: 60,
-        fps: 29.97,
-        width: 160,
-        height: 96,
-        io_kwargs: "{}".to_owned(),
-    };
+    let video =
+        proto::Video { frames: 60, fps: 29.97, width: 160, height: 96, io_kwargs: "{}".to_owned() };
     let changes: [&dyn Fn(&mut proto::Video); 6] = [
         &|video| video.frames = 0,
         &|video| video.fps = 0.0,

@@ -221,18 +221,18 @@ async fn agent_whose_processor_fails_gets_tensors() {
     let tokens = VideoTest::new(None, None).await.planned_tokens();
     let test = VideoTest::new(None, Some(&format!("whole={tokens}"))).await;
     test.request().await;
-    assert_eq!((test.sent(), test.stepped_down()), (vec![SentForm::Tensors], vec![
-        "cut_not_decoded"
-    ]));
+    assert_eq!(
+        (test.sent(), test.stepped_down()),
+        (vec![SentForm::Tensors], vec!["cut_not_decoded"])
+    );
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn malformed_cuts_are_refused() {
     let test = VideoTest::new(None, None).await;
     let (_, mut files) = test.harness.link.clients();
-    let mut put = async |chunks: Vec<CutChunk>| {
-        files.put_cut(tokio_stream::iter(chunks)).await.map(drop)
-    };
+    let mut put =
+        async |chunks: Vec<CutChunk>| files.put_cut(tokio_stream::iter(chunks)).await.map(drop);
     let part = VideoPart {
         pieces: vec![Bytes::from_static(b"0123456789")],
         samples: 3,

@@ -76,7 +76,9 @@ impl MachineMedia {
             return Ok(ReceivedItem::File(cached));
         }
         let Some(url) = url.filter(|_| self.fetches_urls) else {
-            return self.receive_from_frontend(content, expected, || request_file(RequestReason::Lacking)).await;
+            return self
+                .receive_from_frontend(content, expected, || request_file(RequestReason::Lacking))
+                .await;
         };
         match self.fetch(content, url).await {
             Ok(file) => Ok(ReceivedItem::File(file)),

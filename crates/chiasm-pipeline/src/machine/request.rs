@@ -51,7 +51,6 @@ impl From<MediaError> for FetchFailure {
     }
 }
 
-
 /// The reason why the cut of a video was not decoded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CutFailure {

@@ -125,10 +125,9 @@ impl MachineVideos {
         failure: CutFailure,
         request: RequestData,
     ) -> JobItem {
-        let source = self.tensors.source(
-            hash,
-            Arc::new(move || request(RequestReason::NotDecoded(failure.clone()))),
-        );
+        let source = self
+            .tensors
+            .source(hash, Arc::new(move || request(RequestReason::NotDecoded(failure.clone()))));
         JobItem { modality: Modality::Video, hash, placeholder, elements, source }
     }
 }
@@ -169,8 +168,7 @@ impl CutSource {
                 let failure = failure.into_inner().unwrap_or_else(CutFailure::other_frames);
                 tracing::debug!(cause = failure.cause, "a video's cut is not decoded");
                 let request = self.request.clone();
-                let request =
-                    Arc::new(move || request(RequestReason::NotDecoded(failure.clone())));
+                let request = Arc::new(move || request(RequestReason::NotDecoded(failure.clone())));
                 let hash = self.video.hash;
                 self.videos.tensors.source(hash, request).tensors(order).await
             }

@@ -87,9 +87,7 @@ fn to_video_part(part: CutPart, file: &Bytes) -> VideoPart {
         Piece::Bytes(bytes) => Bytes::from(bytes),
         Piece::File(range) => file.slice(range),
     });
-    let frames = frames.into_iter().map(|frame| PartFrame {
-        frame: frame.frame,
-        position: frame.position,
-    });
+    let frames =
+        frames.into_iter().map(|frame| PartFrame { frame: frame.frame, position: frame.position });
     VideoPart { pieces: pieces.collect(), samples, frames: frames.collect() }
 }

@@ -60,15 +60,7 @@ impl VideoPlanner {
         let request = Arc::new(request);
         let limits = self.limits.clone();
         let build = move || {
-            PlannedVideo::from_properties(
-                &model,
-                properties,
-                request,
-                key,
-                fingerprint,
-                &limits,
-                0,
-            )
+            PlannedVideo::from_properties(&model, properties, request, key, fingerprint, &limits, 0)
         };
         let budget = CpuBudget::shared();
         let plan = match self.cached_plan(key, 0, build, &budget).await? {

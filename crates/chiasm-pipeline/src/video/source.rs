@@ -93,7 +93,8 @@ impl VideoSource {
     /// Cuts the planned frames out of the file, and decodes them.
     async fn decode(&self, order: &TensorRequest) -> Result<Option<TensorBytes>, RequestError> {
         let processor = self.planned().processor().await?;
-        let slots = self.videos.processors.video_slots().acquire(Some(self.video.decode_cost)).await;
+        let slots =
+            self.videos.processors.video_slots().acquire(Some(self.video.decode_cost)).await;
         // A video that takes several slots is decoded by as many processes.
         let processes = slots.as_ref().map_or(1, |slots| slots.num_permits());
         let Some(parts) = self.cut_into(processes).await? else { return Ok(None) };

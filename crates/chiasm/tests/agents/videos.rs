@@ -34,7 +34,8 @@ async fn description(server: &Server) -> String {
 
 /// Returns the bytes of the clip's cut.
 fn cut_bytes(folder: &VideoFolder) -> usize {
-    let model = VideoModel::from_model_dir(&folder.model(), VideoOptions::default()).expect("a model");
+    let model =
+        VideoModel::from_model_dir(&folder.model(), VideoOptions::default()).expect("a model");
     let file = clip(CLIP);
     let index = VideoIndex::read(&file).expect("an index");
     let properties = index.properties();
@@ -54,7 +55,8 @@ fn cut_bytes(folder: &VideoFolder) -> usize {
 async fn agent_makes_the_tensors_of_a_local_engine_from_the_cut() {
     let folder = VideoFolder::new();
     let vllm = folder.vllm();
-    let engine = [&["--sim", "1", "--sim-vllm-version", RELEASE, "--vllm", &vllm], &FAST[..]].concat();
+    let engine =
+        [&["--sim", "1", "--sim-vllm-version", RELEASE, "--vllm", &vllm], &FAST[..]].concat();
     let model = folder.model().display().to_string();
     let local = Server::start(&[&[&*model, "--served-model-name", "m"], &engine[..]].concat());
     local.wait_ready(1, TIMEOUT).await;

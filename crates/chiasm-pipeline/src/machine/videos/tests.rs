@@ -361,11 +361,8 @@ async fn wrong_plans_are_refused() {
 async fn extreme_properties_are_refused() {
     let test = CutTest::with(|folder| {
         let options = scripted_processor(folder, "frames");
-        let limits = ItemLimits {
-            video_duration: Duration::ZERO,
-            video_pixels: 0,
-            ..ItemLimits::default()
-        };
+        let limits =
+            ItemLimits { video_duration: Duration::ZERO, video_pixels: 0, ..ItemLimits::default() };
         let processor = ProcessorOptions { limits, ..options.processor };
         Some(VllmProcessorOptions { processor, ..options })
     })
