@@ -3,8 +3,6 @@
 mod head;
 mod sampling;
 
-use crate::cuts::AcceptedCuts;
-use crate::{MAX_MESSAGE_BYTES, proto};
 use bytes::Bytes;
 use chiasm_backend::{
     CuttableVideo, Job, JobItem, KvTransferParams, ReasoningHints, RequestId, Sampling, Stage,
@@ -13,6 +11,9 @@ use chiasm_backend::{
 use chiasm_media::ContentHash;
 use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
+
+use crate::cuts::AcceptedCuts;
+use crate::{MAX_MESSAGE_BYTES, proto};
 
 #[cfg(test)]
 pub(crate) use head::MAX_ENTRIES;

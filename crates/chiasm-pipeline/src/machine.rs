@@ -336,11 +336,7 @@ impl MachineMedia {
             }
             ItemOrigin::Tensors { elements } => {
                 let tensors = self.tensors.as_ref().ok_or(ItemError::NoTensors)?;
-                if placeholder.embed_count() == 0
-                    || placeholder.offset + placeholder.length > tokens.len()
-                {
-                    return Err(ItemError::NoPlaceholder);
-                }
+                check_in_prompt(&placeholder, tokens)?;
                 let request = Arc::new(move || request(RequestReason::Lacking));
                 let source = tensors.source(hash, request);
                 return Ok(JobItem { modality, hash, placeholder, elements, source });
@@ -405,6 +401,13 @@ impl MachineMedia {
         self.loader.limits().image.check(width, height)?;
         self.images.plan_size(ImageSize { width, height }, settings)
     }
+}
+
+/// Checks the placeholder of an item whose own tokens are not known.
+fn check_in_prompt(placeholder: &Placeholder, tokens: &[TokenId]) -> Result<(), ItemError> {
+    let end = placeholder.offset.saturating_add(placeholder.length);
+    let is_in_prompt = placeholder.embed_count() > 0 && end <= tokens.len();
+    is_in_prompt.then_some(()).ok_or(ItemError::NoPlaceholder)
 }
 
 /// Returns `true` if the prompt has an item of these runs at the placeholder. Tokens that do not

@@ -16,10 +16,10 @@ use futures_util::future::{BoxFuture, FutureExt};
 use super::super::error::RequestError;
 use super::super::video::{MadeVideo, ReceivedVideo, VideoPlanner, VideoRefusal};
 use super::error::{CutError, ItemError};
-use super::matches_placeholder;
 use super::received::{ItemData, ReceivedItems};
 use super::request::{CutFailure, RequestData, RequestReason};
 use super::tensors::ReceivedTensors;
+use super::{check_in_prompt, matches_placeholder};
 
 /// The videos that frontends have planned, and their cuts.
 pub(super) struct MachineVideos {
@@ -90,6 +90,7 @@ impl MachineVideos {
             Ok(video) => video,
             Err(VideoRefusal::NotPlanned(cause)) => return Err(ItemError::NotPlanned(cause)),
             Err(VideoRefusal::Limit) => {
+                check_in_prompt(&placeholder, tokens)?;
                 return Ok(self.whole(hash, placeholder, 0, CutFailure::limit(), request));
             }
         };

@@ -54,7 +54,10 @@ impl VideoPlanner {
         };
         let fingerprint = model.fingerprint(&request);
         // The properties are not verified, so a wrong plan must not replace a right one.
-        let key = [&fingerprint, format!("{properties:?}").as_bytes()].concat();
+        let mut key = fingerprint.clone();
+        key.extend(frames.to_le_bytes());
+        key.extend(fps.to_bits().to_le_bytes());
+        key.extend([width, height].into_iter().flat_map(u32::to_le_bytes));
         let key = chiasm_media::mm_hash(&content, &Modality::Video, &key);
         let model = self.model.clone();
         let request = Arc::new(request);
