@@ -464,7 +464,7 @@ mod tests {
         };
         assert_eq!(args.port, 8000);
         for (flag, value) in
-            [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")]
+            [("--api-key", "k"), ("--agents", "a:1"), ("--max-audio-seconds", "2"), ("--root-path", "/m")]
         {
             let error = parse(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
