@@ -45,8 +45,6 @@ mod lending;
 mod messages;
 mod refusals;
 mod tensors;
-#[path = "../../chiasm-pipeline/tests/fixtures/videos.rs"]
-mod video_fixtures;
 mod videos;
 mod windows;
 

@@ -67,6 +67,12 @@ pub trait BackendLifecycle: Send {
     /// Returns the activity of the processes; `None` if this process can't observe them.
     fn activity(&self) -> BoxFuture<'_, Option<Activity>>;
 
+    /// Returns the silence after which the backend counts as dead; `None` if a silent backend may
+    /// answer again at any time.
+    fn max_silence(&self) -> Option<Duration> {
+        None
+    }
+
     /// Shuts the backend down in an orderly way, with everything that it started.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
 

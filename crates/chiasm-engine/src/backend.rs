@@ -7,6 +7,7 @@ mod connector;
 mod embedding_store;
 mod engine_record;
 mod format_policy;
+mod group_host;
 mod host;
 mod kv_connector;
 mod launch_host;
@@ -30,6 +31,7 @@ pub use self::arena_policy::{ArenaPolicy, ShmTooSmall};
 pub use self::connector::{EngineConnector, EngineOptions};
 pub use self::embedding_store::{EcConnector, EmbeddingStore};
 pub use self::format_policy::FormatPolicy;
+pub use self::group_host::GroupHost;
 pub use self::host::{AttachHost, EngineHost, RecordName, RunningEngine};
 pub use self::kv_connector::KvConnector;
 pub use self::launch_host::LaunchHost;
@@ -56,6 +58,8 @@ struct Engine {
     /// The element type of the model, if tensors can have it.
     model_dtype: Option<Dtype>,
     private_network: Option<Network>,
+    /// `true` if the engine steps together with others.
+    is_in_group: bool,
     /// `true` if the engine should have an arena, even if it has none.
     wants_arena: bool,
     observer: Arc<dyn MediaObserver>,

@@ -76,6 +76,9 @@ pub enum EngineError {
         /// The versions that Chiasm was tested with, as `0.32 to 0.33`.
         tested: String,
     },
+    /// The engine can't be in its group.
+    #[error("the engine can't be in its group: {0}")]
+    Group(String),
     /// A message of the handshake can't be decoded.
     #[error("the engine's handshake is not understood: {0}")]
     Handshake(#[from] WireError),

@@ -56,10 +56,22 @@ pub struct LaunchSpec {
     pub extra_args: Vec<String>,
     /// Environment variables in addition to those of this process.
     pub env: Vec<(String, String)>,
-    /// The visible GPUs, as `CUDA_VISIBLE_DEVICES`; `None` for those of this process.
+    /// The visible GPUs, as `CUDA_VISIBLE_DEVICES`, or as `--device-ids` in a group; `None` for
+    /// those of this process.
     pub gpus: Option<Vec<String>>,
+    /// The engine's place in a group of engines; `None` for an engine on its own.
+    pub place: Option<GroupPlace>,
     /// The settings of an engine that outlives this process; `None` for one that ends with it.
     pub keep: Option<Keep>,
+}
+
+/// The place of an engine in a group of engines that step together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupPlace {
+    /// The number of engines in the group (`--data-parallel-size`).
+    pub size: u16,
+    /// The engine's rank, from 0 (`--data-parallel-rank`).
+    pub rank: u16,
 }
 
 /// The settings of an engine that outlives the process that launched it.
@@ -85,6 +97,14 @@ impl KvEventEndpoints {
     /// never in use already.
     pub fn ipc(dir: &SocketDir) -> Self {
         Self { publish: dir.ipc("kv"), replay: dir.ipc("kv-replay") }
+    }
+
+    /// Creates addresses like [`ipc`](Self::ipc) for an engine of a group. vLLM makes the sockets
+    /// of ranks above 0 by appending the rank, but only to paths with `inproc`; an engine reports
+    /// the sockets that it has made (`ZmqEventPublisher.offset_endpoint_port` in
+    /// `vllm/distributed/kv_events.py`).
+    pub fn ipc_in_group(dir: &SocketDir) -> Self {
+        Self { publish: dir.ipc("inproc-kv"), replay: dir.ipc("inproc-re") }
     }
 
     /// Creates addresses of TCP ports on *all* interfaces: vLLM connects instead of binding if the
@@ -115,6 +135,7 @@ impl LaunchSpec {
             extra_args: Vec::new(),
             env: Vec::new(),
             gpus: None,
+            place: None,
             keep: None,
         }
     }

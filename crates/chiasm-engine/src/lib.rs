@@ -46,6 +46,7 @@
 //! | [`ItemDelivery`] | the number of media items sent in shared memory, in the message, or not at all |
 //! | [`EngineConnector`] | makes a `Backend` of an [`EngineHost`]'s engine: jobs, media on demand, capabilities |
 //! | [`EngineEndpoints`], [`SocketDir`] | the addresses of the sockets |
+//! | [`group`] | engines that step together: one life for all, and their coordinator |
 //! | [`launch`] | headless vLLM as a child process |
 //! | [`state`] | records of engines that outlive this frontend, for the next one |
 //! | [`EngineError`], [`DeathCause`] | errors |
@@ -55,6 +56,7 @@ mod backend;
 mod client;
 mod endpoints;
 mod error;
+pub mod group;
 pub mod launch;
 mod mirror;
 pub mod state;
@@ -62,8 +64,8 @@ pub mod wire;
 
 pub use backend::{
     ArenaPolicy, AttachHost, EcConnector, EmbeddingStore, EngineConnector, EngineHost,
-    EngineOptions, FormatPolicy, KvConnector, LaunchHost, RecordName, RunningEngine, ShmTooSmall,
-    to_item,
+    EngineOptions, FormatPolicy, GroupHost, KvConnector, LaunchHost, RecordName, RunningEngine,
+    ShmTooSmall, to_item,
 };
 pub use client::{
     AttachError, ClientOptions, CountedRows, EngineClient, ItemDelivery, OutputStream,

@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior};
 
 use crate::Fleet;
 use crate::backoff::Backoff;
-use crate::condition::ConditionTracker;
+use crate::condition::{Condition, ConditionTracker};
 use crate::events::{self, Following};
 use crate::loaded::LoadedAdapters;
 
@@ -216,6 +216,17 @@ async fn serve(
             _ = checks.tick() => {}
         }
         let activity = if condition.needs_activity() { lifecycle.activity().await } else { None };
-        fleet.set_condition(id, condition.update(backend.silent_for(), activity));
+        let silent = backend.silent_for();
+        let now = condition.update(silent, activity);
+        fleet.set_condition(id, now);
+        // Only if an earlier check found it silent, too.
+        if !matches!(now, Condition::Answers)
+            && let Some(limit) = lifecycle.max_silence()
+            && silent >= limit
+        {
+            let death = DeathReason::new(format!("it was silent for {} s", silent.as_secs()));
+            backend.declare_dead(death.clone());
+            return Err(EndReason::Died(death));
+        }
     }
 }

@@ -61,6 +61,10 @@ pub enum Cause {
     /// vLLM's own processor failed with an item or with the prompt.
     #[error(transparent)]
     Processor(#[from] ProcessorError),
+    /// A media item differs from its plan, as stated. Preparing the request again leads to another
+    /// plan, so the pipeline does that itself, a limited number of times.
+    #[error("{0}; try again")]
+    StalePlan(String),
     /// No worker can accept the request now.
     #[error("{0}")]
     NoWorker(String),
@@ -173,6 +177,12 @@ impl RequestError {
         Cause::Internal(message.into()).into()
     }
 
+    /// Creates the error of a media item whose tensors do not fit the prompt that was planned for
+    /// it. The cached plan must have been replaced before, or planning again would repeat it.
+    pub(super) fn stale_plan(reason: impl Into<String>) -> Self {
+        Cause::StalePlan(reason.into()).into()
+    }
+
     /// Creates the error for requests before any engine has connected.
     pub fn not_ready() -> Self {
         Cause::NoWorker("no engine is ready yet".to_owned()).into()
@@ -183,6 +193,11 @@ impl RequestError {
     pub fn at(mut self, field: &str) -> Self {
         self.field.get_or_insert_with(|| field.to_owned());
         self
+    }
+
+    /// Returns `true` if the request has to be planned again before it can be sent.
+    pub(super) fn is_stale_plan(&self) -> bool {
+        matches!(self.cause, Cause::StalePlan(_))
     }
 
     /// Returns `true` if the same item would fail again in the same way, because the client's data

@@ -76,13 +76,13 @@ pub struct Generation {
 
 impl Generation {
     /// Starts the answer and waits for its first output. Tries other workers if one dies before
-    /// that.
+    /// that, and plans the request again if a media item differs from its plan.
     ///
     /// # Errors
     /// Returns an error if no worker can accept the request, or if the last attempt failed.
     pub async fn start(
         pipeline: &Arc<Pipeline>,
-        prepared: &Prepared,
+        prepared: &mut Prepared,
     ) -> Result<Self, RequestError> {
         let mut attempts = Attempts::start(pipeline, prepared)?;
         loop {
@@ -460,7 +460,7 @@ impl Stream for Deltas {
 /// Returns the errors of [`Generation::start`].
 pub async fn collect(
     pipeline: &Arc<Pipeline>,
-    prepared: &Prepared,
+    prepared: &mut Prepared,
 ) -> Result<(Vec<FinishedChoice>, RouteOutcome), RequestError> {
     let mut attempts = Attempts::start(pipeline, prepared)?;
     loop {

@@ -42,10 +42,6 @@
 //! | `error` | errors of requests |
 #![forbid(unsafe_code)]
 
-// Fixtures name this crate as other crates do.
-#[cfg(test)]
-extern crate self as chiasm_pipeline;
-
 pub mod answers;
 mod choice;
 mod deadlines;
@@ -79,9 +75,6 @@ pub mod test_support;
 mod text_logprobs;
 mod tokenize;
 mod video;
-#[cfg(test)]
-#[path = "../tests/fixtures/videos.rs"]
-mod video_fixtures;
 
 pub use deadlines::{Deadline, Deadlines, within};
 pub use error::{Cause, RequestError};

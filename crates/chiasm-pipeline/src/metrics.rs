@@ -329,6 +329,17 @@ impl PipelineMetrics {
         self.media.count_whole_videos(cause, videos);
     }
 
+    /// Counts a request that was planned again, because a media item differed from its plan.
+    pub(crate) fn count_replanned(&self) {
+        self.media.count_replanned();
+    }
+
+    /// Returns the number of times that a request was planned again.
+    #[cfg(test)]
+    pub(crate) fn replanned(&self) -> u64 {
+        self.media.replanned()
+    }
+
     /// Returns the number of videos that went to vLLM's own processor for a cause.
     #[cfg(test)]
     pub(crate) fn whole_videos(&self, cause: &'static str) -> u64 {

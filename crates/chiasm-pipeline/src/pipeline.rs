@@ -168,6 +168,11 @@ impl Pipeline {
         }
     }
 
+    /// Plans no video of a request whose plans were stale too often.
+    pub(super) fn plan_no_videos(&self, media: &[EncodedMedia]) -> PlannedVideos {
+        self.videos.as_ref().map(|videos| videos.plan_none(media)).unwrap_or_default()
+    }
+
     /// Returns `true` if the model accepts a system message only at the start of a conversation.
     /// vLLM's own code is presumed to require that.
     ///

@@ -2,6 +2,7 @@
 //! pixels.
 
 mod native_items;
+mod plan_again;
 mod processor_plans;
 
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -41,6 +42,7 @@ use crate::Pipeline;
 use crate::model::ServedModel;
 use chiasm_cpu::CpuBudget;
 use native_items::NativeItems;
+use plan_again::{PlanInputs, Replanning};
 
 /// A request that is ready to be routed.
 #[derive(Clone, Debug)]
@@ -51,6 +53,8 @@ pub struct Prepared {
     pub(crate) trace: Option<TraceContext>,
     /// The plans for the plan classes in the fleet; never empty.
     pub(crate) plans: Vec<ClassPlan>,
+    /// The inputs for planning the request again; `None` if no plan can be stale.
+    replanning: Option<Box<Replanning>>,
     /// The requested sampling parameters.
     pub(crate) sampling: ClientSampling,
     /// The optional parts of the request, which not every worker supports.
@@ -251,21 +255,14 @@ async fn prepare_now(
     let namespace = CacheNamespace { adapter: adapter.clone(), salt: cache_salt.clone() };
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
+    let inputs = PlanInputs { prompt, media, classes, namespace, cpu: context.cpu.clone() };
     let plans = async {
-        let videos = match &prompt {
-            Prompt::Chat(chat) => {
-                pipeline.plan_videos(&media, &chat.media_kwargs, &context.cpu).await?
-            }
-            Prompt::Text(_) | Prompt::Tokens(_) => PlannedVideos::default(),
-        };
-        let preparation = Preparation { pipeline, cpu: &context.cpu, classes, namespace, videos };
-        match prompt {
-            Prompt::Chat(chat) => preparation.plan_conversation(chat, media).await,
-            prompt => preparation.plan(prompt, media).await,
-        }
+        let videos = inputs.plan_videos(pipeline).await?;
+        let replanning = Replanning::new(pipeline, &inputs, &videos);
+        Ok((inputs.plan(pipeline, videos).await?, replanning))
     };
-    let plans = plans.instrument(span).await;
-    let plans = plans.map_err(|error| error.at(field))?;
+    let plans: Result<_, RequestError> = plans.instrument(span).await;
+    let (plans, replanning) = plans.map_err(|error| error.at(field))?;
     let RequestContext { id, trace, session, arrived, attempts, entries, last_route, .. } =
         context.clone();
     let parse = started.saturating_duration_since(arrived);
@@ -274,6 +271,7 @@ async fn prepare_now(
         id,
         trace,
         plans,
+        replanning,
         sampling,
         needs,
         reasoning,

@@ -10,7 +10,6 @@ mod received;
 mod source;
 mod tensors;
 
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -50,6 +49,9 @@ const PLANNED_RELEASES: [VllmVersion; 2] = [VllmVersion::minor(0, 32), VllmVersi
 
 /// The reason why a video goes whole to vLLM's own processor, as a short name for metrics.
 type Cause = &'static str;
+
+/// The cause for a cut that decodes to other frames than its file's index tells.
+const OTHER_FRAMES: Cause = "other_frames";
 
 /// Plans the videos of one served model and caches the plans.
 pub(crate) struct VideoPlanner {
@@ -162,6 +164,13 @@ impl VideoPlanner {
         let mut plans = try_join_all(media.iter().map(plan)).await?;
         self.retain_affordable(&mut plans);
         Ok(PlannedVideos(plans.into()))
+    }
+
+    /// Plans no video of a request whose plans were stale too often. Counts the videos.
+    pub(super) fn plan_none(&self, media: &[EncodedMedia]) -> PlannedVideos {
+        let videos = media.iter().filter(|item| item.modality == Modality::Video).count();
+        self.count_whole(OTHER_FRAMES, videos);
+        PlannedVideos::default()
     }
 
     /// Removes the plans of videos that would together take more CPU time than a request may use.
@@ -329,7 +338,7 @@ impl VideoPlanner {
                 field: field.to_owned(),
                 budget: cpu.clone(),
                 ticket: OnceLock::new(),
-                is_cut_rejected: AtomicBool::new(false),
+                whole: OnceLock::new(),
             }),
         })
     }

@@ -3,7 +3,7 @@
 
 The flag after the model selects its behaviour. With `frames`, the bytes of a frame are its position
 in the file. With `whole=TOKENS`, files have other frames than announced, and an item has that many
-tokens.
+tokens. With `once=TOKENS`, only the first process does so.
 """
 
 import json
@@ -44,10 +44,10 @@ def send_frames(connection, call, memory):
     send(connection, {"reply": "decoded"})
 
 
-def answer(connection, behaviour, call, memory):
+def answer(connection, behaviour, call, memory, is_first):
     kind, _, tokens = behaviour.partition("=")
     if call["call"] == "frames":
-        if kind == "whole":
+        if kind == "whole" or (kind == "once" and is_first):
             return send(connection, {"reply": "different", "reason": "one frame"})
         return send_frames(connection, call, memory)
     offset = call["length"]
@@ -58,11 +58,12 @@ def answer(connection, behaviour, call, memory):
     send(connection, {"reply": "made", "fields": fields, "updates": [update]})
 
 
-def child(connection, behaviour):
+def child(connection, behaviour, is_first):
     send(connection, {"ready": os.getpid()})
     while True:
         call, (memory,) = receive(connection)
-        answer(connection, behaviour, call, memory)
+        answer(connection, behaviour, call, memory, is_first)
+        is_first = is_first and call["call"] != "frames"
         os.close(memory)
 
 
@@ -85,11 +86,13 @@ def main():
         },
     )
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    is_first = True
     while True:
         _, (child_socket,) = receive(connection)
         if os.fork() == 0:
             connection.close()
-            child(socket.socket(fileno=child_socket), behaviour)
+            child(socket.socket(fileno=child_socket), behaviour, is_first)
+        is_first = False
         os.close(child_socket)
 
 

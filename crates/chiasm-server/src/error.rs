@@ -294,6 +294,7 @@ impl From<RequestError> for HttpError {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_image", message)
             }
             Cause::Processor(error) => Self::from_processor(error, message),
+            Cause::StalePlan(_) => Self::unavailable("processor_unavailable", message),
             Cause::NoWorker(_) | Cause::NoOtherWorker | Cause::Silent => {
                 Self::unavailable("no_engine", message)
             }
@@ -369,6 +370,14 @@ mod tests {
                 response.headers().get(header::RETRY_AFTER).map(|value| value.to_str().unwrap());
             assert_eq!((response.status().as_u16(), header), (status, retry_after));
         }
+    }
+
+    #[test]
+    fn stale_plan_is_retryable() {
+        let stale = Cause::StalePlan("the video has other frames".to_owned());
+        let response = HttpError::from(RequestError::from(stale)).into_response();
+        assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(response.headers()[header::RETRY_AFTER], "1");
     }
 
     fn overloaded(status: u16, seconds: f64) -> Cause {

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::config::SimConfig;
+use crate::group::Group;
 use crate::intake::SharedReceiverCache;
 use crate::item::Item;
 use crate::loras::Loras;
@@ -53,6 +54,8 @@ pub(crate) struct Core {
     pub(crate) outbox: Outbox,
     pub(crate) kv_events: Option<mpsc::UnboundedSender<KvEventBatch>>,
     pub(crate) step_log: Option<MomentLog>,
+    /// `None` for an engine on its own.
+    pub(crate) group: Option<Group>,
 }
 
 impl Core {
@@ -63,7 +66,7 @@ impl Core {
         let mut generated = 0;
         let mut free_at = Instant::now();
         loop {
-            if !self.scheduler.has_work() && pending.is_empty() {
+            if !self.steps() && pending.is_empty() {
                 if stopping {
                     return self.stopped();
                 }
@@ -79,16 +82,29 @@ impl Core {
                     return self.died(reason);
                 }
             }
-            if !self.scheduler.has_work() {
+            if !self.steps() {
                 continue;
             }
 
-            let work = match self.scheduler.schedule(self.time.now()) {
-                Ok(work) => work,
-                Err(Fatal(reason)) => return self.died(reason),
+            let has_work = self.scheduler.has_work();
+            let work = if has_work {
+                match self.scheduler.schedule(self.time.now()) {
+                    Ok(work) => work,
+                    Err(Fatal(reason)) => return self.died(reason),
+                }
+            } else {
+                StepWork::default()
             };
             free_at = free_at.max(Instant::now() - MIN_WAIT) + self.duration(&work);
             wait_until(free_at).await;
+            if let Some(group) = &mut self.group
+                && let Err(error) = group.step(self.scheduler.has_unfinished()).await
+            {
+                return self.died(format!("an engine of the group is gone: {error}"));
+            }
+            if !has_work {
+                continue;
+            }
 
             // Requests that were aborted meanwhile get no output of this step. The abort is
             // processed again later, because it may be for a request that arrives right before it.
@@ -132,7 +148,16 @@ impl Core {
         End::Died(reason)
     }
 
+    /// Returns `true` if there is a step to take: for requests, or for those of other engines.
+    fn steps(&self) -> bool {
+        self.scheduler.has_work() || self.group.as_ref().is_some_and(Group::is_running)
+    }
+
     fn duration(&self, work: &StepWork) -> Duration {
+        if self.group.is_some() && *work == StepWork::default() {
+            // A step without requests costs as much as one with.
+            return self.config.pace.step(&StepWork { decodes: 1, ..StepWork::default() });
+        }
         if *work == StepWork::default() && self.scheduler.has_unfinished() {
             IDLE_STEP
         } else {
@@ -146,6 +171,9 @@ impl Core {
                 self.send_aborted(sequence.client, vec![sequence.id])
             }
             Work::Add(sequence) => {
+                if let Some(group) = &mut self.group {
+                    group.on_request(sequence.wave);
+                }
                 // vLLM does this in the step that begins with the request, and also dies of an
                 // unreadable adapter.
                 if let (Some(loras), Some(lora)) = (&mut self.loras, &sequence.lora) {
@@ -160,6 +188,11 @@ impl Core {
             Work::ReleaseRetained(id) => self.scheduler.release_retained(id),
             Work::Abort(ids) => self.scheduler.abort(&ids),
             Work::Call(call) => self.call(&call, *stopping),
+            Work::StartWave { wave, started_by } => {
+                if let Some(group) = &mut self.group {
+                    group.on_start(wave, started_by);
+                }
+            }
             Work::Die(reason) => return Err(Fatal(reason)),
             Work::Stop => {
                 *stopping = true;

@@ -12,6 +12,7 @@ use crate::connection::check_address;
 use crate::core::{Core, End};
 use crate::error::SimError;
 use crate::faults::Death;
+use crate::group::{self, Group, Membership};
 use crate::handshake::{self, Handshake};
 use crate::intake::Intake;
 use crate::kv_publisher::KvPublisher;
@@ -163,6 +164,19 @@ async fn start(
         kv_events_config = Some(reported);
     }
     let (handshake, init) = Handshake::start(config).await?;
+    let membership = Membership::from_init(&init)?;
+    let version = VllmVersion::parse(&config.vllm_version);
+    let is_since_33 = version.is_some_and(|version| version >= VllmVersion::minor(0, 33));
+    let group = match &membership {
+        None => None,
+        Some(membership) => {
+            let (reports, queue) = mpsc::unbounded_channel();
+            let address = membership.coordinator_output.clone();
+            // The coordinator lives as long as its group, so nothing is sent again.
+            senders.spawn(async move { sockets::send(address, queue, watch::channel(0).1).await });
+            Some(Group::form(membership, config.rank, is_since_33, reports).await?)
+        }
+    };
 
     let time = MonotonicTime::start();
     let receiver_cache =
@@ -181,6 +195,7 @@ async fn start(
     } else {
         None
     };
+    let group_work = work.clone();
     let intake = Intake {
         receiver_cache: receiver_cache.clone(),
         plugin: plugin.clone(),
@@ -191,8 +206,7 @@ async fn start(
         outbox: outbox.clone(),
         work,
         prompt_store: prompt_store.clone(),
-        explains_errors: VllmVersion::parse(&config.vllm_version)
-            .is_some_and(|version| version >= VllmVersion::minor(0, 33)),
+        explains_errors: is_since_33,
         request_log: config
             .request_log
             .as_deref()
@@ -200,7 +214,8 @@ async fn start(
             .transpose()?
             .map(Arc::new),
     };
-    let ready = handshake::ready(config, kv_events_config).encode();
+    let group_size = membership.as_ref().map_or(1, |membership| membership.size);
+    let ready = handshake::ready(config, kv_events_config, group_size).encode();
     let mut inputs = Vec::new();
     for address in init.addresses.inputs {
         let (connected, input) = oneshot::channel();
@@ -219,7 +234,12 @@ async fn start(
             return Err(SimError::HandshakeLost(config.handshake.clone()));
         }
     }
-    handshake.finish().await?;
+    let configuration = membership.as_ref().map(|membership| format!("{membership:?}"));
+    if let Some(membership) = &membership {
+        let coordinator = membership.subscribe().await?;
+        tasks.spawn(group::follow(coordinator, group_work));
+    }
+    handshake.finish(configuration).await?;
 
     let step_log = config.step_log.as_deref().map(MomentLog::create).transpose()?;
     let scheduler = Scheduler::new(config.clone(), prompt_store);
@@ -234,5 +254,6 @@ async fn start(
         outbox,
         kv_events,
         step_log,
+        group,
     })
 }

@@ -45,6 +45,15 @@ pub enum SimError {
     /// The frontend's INIT is malformed.
     #[error("bad INIT from the frontend: {0}")]
     Init(#[from] WireError),
+    /// INIT lacks a part of the engine's group, or the part is malformed.
+    #[error("bad group in INIT from the frontend: {0}")]
+    Group(&'static str),
+    /// The coordinator of the engine's group went away.
+    #[error("lost the coordinator of the group at {0}")]
+    CoordinatorLost(String),
+    /// The engines of a group can't reach each other.
+    #[error("could not reach the other engines of the group: {0}")]
+    Collective(io::Error),
     /// The frontend sent something that kills an engine, or wrote to a slot that it had lent. The
     /// engine has sent ENGINE_CORE_DEAD.
     #[error("died: {0}")]

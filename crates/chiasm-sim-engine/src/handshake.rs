@@ -77,15 +77,22 @@ impl Handshake {
         }
     }
 
-    /// Sends READY and closes the socket, as vLLM does.
-    pub(crate) async fn finish(mut self) -> Result<(), SimError> {
-        let sent = self.connection.socket.send(Hello::ready().encode().into()).await;
+    /// Sends READY and closes the socket, as vLLM does. `configuration` is the hash of the parallel
+    /// configuration of an engine in a group.
+    pub(crate) async fn finish(mut self, configuration: Option<String>) -> Result<(), SimError> {
+        let ready = Hello { parallel_config_hash: configuration, ..Hello::ready() };
+        let sent = self.connection.socket.send(ready.encode().into()).await;
         sent.map_err(|_| SimError::HandshakeLost(self.address))
     }
 }
 
-/// Returns the engine's description for its READY response.
-pub(crate) fn ready(config: &SimConfig, kv_events_config: Option<KvEventsConfig>) -> EngineReady {
+/// Returns the engine's description for its READY response. `group_size` is 1 for an engine on its
+/// own.
+pub(crate) fn ready(
+    config: &SimConfig,
+    kv_events_config: Option<KvEventsConfig>,
+    group_size: u16,
+) -> EngineReady {
     let block_size = config.block_size.get() as u32;
     let kv_tokens = u64::from(config.num_blocks) * u64::from(block_size);
     EngineReady {
@@ -95,7 +102,7 @@ pub(crate) fn ready(config: &SimConfig, kv_events_config: Option<KvEventsConfig>
         dtype: config.dtype.clone(),
         vllm_version: config.vllm_version.clone(),
         world_size: 1,
-        data_parallel_size: 1,
+        data_parallel_size: group_size.into(),
         tensor_parallel_size: 1,
         pipeline_parallel_size: 1,
         decode_context_parallel_size: 1,

@@ -35,6 +35,7 @@
 //! | lifecycle | `engine` (start, kill, stop), `config`, `faults`, `error` |
 //! | connections | `handshake`, `connection`, `sockets`, `intake`, `outbox`, `kv_publisher` |
 //! | loop | `core`, `work`, `scheduler`, `sequence`, `step_outputs`, `utility`, `pace` |
+//! | engines that step together | `group` |
 //! | times | `monotonic_time`, `moment_log` |
 //! | caches | `cache_events` (on `block_chain`), `receiver_cache` |
 //! | adapters | `loras`: the loaded ones; the limit of adapters per step is not simulated |
@@ -60,6 +61,7 @@ mod embeddings;
 mod engine;
 mod error;
 mod faults;
+mod group;
 mod handle;
 mod handshake;
 mod image;

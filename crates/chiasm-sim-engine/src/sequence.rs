@@ -21,6 +21,8 @@ pub(crate) struct Sequence {
     pub(crate) id: String,
     /// The index of the frontend's output socket for its outputs.
     pub(crate) client: u32,
+    /// The wave of the engine's group in which the request was sent.
+    pub(crate) wave: i64,
     pub(crate) params: SamplingParams,
     /// The prompt, then the generated tokens.
     pub(crate) tokens: Vec<TokenId>,
@@ -105,6 +107,7 @@ impl Sequence {
         Self {
             id: request.request_id,
             client: request.client_index,
+            wave: request.current_wave,
             params: request.sampling_params,
             prompt: request.prompt_token_ids.len(),
             tokens: Arc::unwrap_or_clone(request.prompt_token_ids),

@@ -13,6 +13,11 @@ pub(crate) enum Work {
     WaitForPrompt(Box<Sequence>),
     Abort(Vec<String>),
     Call(Utility),
+    /// A wave of the engine's group starts.
+    StartWave {
+        wave: i64,
+        started_by: Option<u32>,
+    },
     /// SIGTERM.
     Stop,
     /// The fetch of a request's prompt has ended. If the prompt was not found it is computed here.

@@ -18,6 +18,8 @@ const GREETING_BYTES: usize = 64;
 /// The range of the mechanism's name in the greeting.
 const MECHANISM: std::ops::Range<usize> = 12..32;
 const NULL: &[u8; MECHANISM.end - MECHANISM.start] = b"NULL\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+/// The maximum size of a message to an XPUB socket, which is a subscription.
+const MAX_SUBSCRIPTION_BYTES: usize = 4096;
 const READY: &[u8] = b"\x05READY";
 
 /// The kinds of sockets in this crate.
@@ -25,6 +27,7 @@ const READY: &[u8] = b"\x05READY";
 pub(crate) enum Kind {
     Router,
     Pull,
+    XPub,
     Sub,
     Dealer,
 }
@@ -34,6 +37,7 @@ impl Kind {
         match self {
             Self::Router => "ROUTER",
             Self::Pull => "PULL",
+            Self::XPub => "XPUB",
             Self::Sub => "SUB",
             Self::Dealer => "DEALER",
         }
@@ -44,6 +48,7 @@ impl Kind {
         match self {
             Self::Router => MAX_ROUTER_MESSAGE_BYTES,
             Self::Pull => MAX_MESSAGE_BYTES,
+            Self::XPub => MAX_SUBSCRIPTION_BYTES,
             Self::Sub | Self::Dealer => MAX_PUBLISHED_BYTES,
         }
     }
@@ -53,6 +58,7 @@ impl Kind {
         match self {
             Self::Router => matches!(other, b"DEALER" | b"REQ" | b"ROUTER"),
             Self::Pull => other == b"PUSH",
+            Self::XPub => matches!(other, b"SUB" | b"XSUB"),
             Self::Sub => matches!(other, b"PUB" | b"XPUB"),
             Self::Dealer => matches!(other, b"ROUTER" | b"REP" | b"DEALER"),
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use futures_util::future::join_all;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_util::codec::FramedRead;
@@ -20,7 +21,7 @@ use crate::sending::write_message;
 pub const MAX_PEERS: usize = 64;
 
 /// The deadline for a peer's handshake.
-const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The pause after a failed accept, which is usually caused by a lack of file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -175,8 +176,9 @@ impl Pull {
     }
 }
 
+/// A listening socket of any kind.
 #[derive(Debug)]
-struct Socket {
+pub(crate) struct Socket {
     address: String,
     /// The single task that accepts connections.
     accept_task: JoinSet<()>,
@@ -209,7 +211,11 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Socket {
-    async fn bind(kind: Kind, address: &str, handshake_timeout: Duration) -> io::Result<Self> {
+    pub(crate) async fn bind(
+        kind: Kind,
+        address: &str,
+        handshake_timeout: Duration,
+    ) -> io::Result<Self> {
         let listener = Listener::bind(address).await?;
         let address = listener.address()?;
         let (sender, new_peers) = mpsc::channel(MAX_PEERS);
@@ -226,7 +232,32 @@ impl Socket {
         })
     }
 
-    async fn next(&mut self) -> Event {
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Sends a message to all peers at the same time. Closes the connections of peers that do not
+    /// receive it within `timeout` for writing.
+    pub(crate) async fn send_all(&mut self, frames: &[Bytes], timeout: Duration) {
+        let send = async |peer: &mut Peer| {
+            // A partly written message leaves the stream unusable, so the writer is only put back
+            // on success.
+            let Some(mut writer) = peer.writer.take() else { return };
+            let written = write_message(&mut writer, frames.to_vec());
+            match tokio::time::timeout(timeout, written).await {
+                Ok(Ok(())) => peer.writer = Some(writer),
+                Ok(Err(error)) => {
+                    tracing::debug!(identity = ?peer.identity, %error, "sending to a peer failed");
+                }
+                Err(elapsed) => {
+                    tracing::warn!(identity = ?peer.identity, %elapsed, "a peer does not read");
+                }
+            }
+        };
+        join_all(self.peers.iter_mut().map(send)).await;
+    }
+
+    pub(crate) async fn next(&mut self) -> Event {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 

@@ -10,13 +10,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use chiasm_zmtp::{
     Connection, Event, MAX_PEERS, MAX_PUBLISHED_BYTES, MAX_ROUTER_MESSAGE_BYTES, Pull, Router,
-    SendError,
+    SendError, XPub,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use zeromq::{
     DealerSocket, PubSocket, PushSocket, RouterSocket, Socket, SocketOptions, SocketRecv,
-    SocketSend, ZmqMessage,
+    SocketSend, SubSocket, ZmqMessage,
 };
 
 use log::Log;
@@ -380,4 +380,37 @@ async fn too_large_publication_is_refused() {
         drop(connection);
         drop(publishing.await);
     }
+}
+
+/// Both kinds of subscribers get every message, and their subscriptions are events. A peer of
+/// another kind is refused.
+#[tokio::test]
+async fn xpub_sends_to_all_subscribers() {
+    let mut publisher = XPub::bind("tcp://127.0.0.1:0").await.unwrap();
+    let address = publisher.address().to_owned();
+    publisher.send_all(&text(&["lost"])).await;
+    let mut subscribers = [SubSocket::new(), SubSocket::new()];
+    for subscriber in &mut subscribers {
+        subscriber.connect(&address).await.unwrap();
+        subscriber.subscribe("").await.unwrap();
+    }
+    for _ in 0..4 {
+        match soon(publisher.next()).await {
+            Event::Connected { .. } => {}
+            Event::Message { frames, .. } => assert_eq!(frames, text(&["\u{1}"])),
+            other @ Event::Disconnected { .. } => panic!("{other:?}"),
+        }
+    }
+    publisher.send_all(&text(&["one", "two"])).await;
+    for subscriber in &mut subscribers {
+        let message = soon(subscriber.recv()).await.unwrap();
+        assert_eq!(message.into_vec(), text(&["one", "two"]));
+    }
+    let [gone, mut left] = subscribers;
+    drop(gone);
+    assert!(matches!(soon(publisher.next()).await, Event::Disconnected { .. }));
+    publisher.send_all(&text(&["three"])).await;
+    assert_eq!(soon(left.recv()).await.unwrap().into_vec(), text(&["three"]));
+    let mut pusher = PushSocket::new();
+    assert!(soon(pusher.connect(&address)).await.is_err());
 }

@@ -418,7 +418,7 @@ mod tests {
             ("tool-call-parser: hermess", ["hermess", "hermes"]),
             ("engines: 0", ["engine", "--engines"]),
             ("agents: [gpu1:8100]", ["gpu1:8100", "--agent-plaintext"]),
-            ("vllm-args: {data-parallel-size: 2}", ["--data-parallel-size", "engine"]),
+            ("vllm-args: {data-parallel-rank: 2}", ["--data-parallel-rank", "group"]),
             ("vllm-args: {api-key: secret}", ["--api-key", "can't be passed to vLLM"]),
             ("vllm-args: {media-io-kwargs: {x: {}}}", ["--media-io-kwargs", "x"]),
             (

@@ -60,6 +60,8 @@ pub enum Expect {
     LessThan(usize),
     /// Known images in another order, which makes their blocks useless: at most one block overlaps.
     OtherOrder,
+    /// A prompt whose blocks are kept apart from those of all earlier requests: no block overlaps.
+    Nothing,
     /// The images of an earlier request before another question: its worker holds at least half of
     /// the blocks.
     SharesImages(usize),
@@ -298,6 +300,7 @@ impl Expect {
             }
             Self::LessThan(index) => at_most(earlier[index].overlap.saturating_sub(1)),
             Self::OtherOrder => at_most(1),
+            Self::Nothing => at_most(0),
             Self::SharesImages(index) => same_worker(&earlier[index]).and(at_least(total / 2)),
         }
     }

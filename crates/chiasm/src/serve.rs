@@ -3,6 +3,7 @@
 mod engines;
 mod flag_checks;
 mod gpus;
+mod groups;
 mod reload;
 mod server_flags;
 mod settings;
@@ -332,9 +333,14 @@ pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSet
 /// Warns about flags after `--` that have no effect. Only launched engines and vLLM's processor get
 /// these flags.
 fn warn_about_unused_flags(args: &ServeArgs, has_processor: bool) {
+    // Simulated engines can be in groups, too.
+    let flags = match args.engines.sim {
+        Some(_) => groups::without_group_size(&args.vllm_args),
+        None => args.vllm_args.clone(),
+    };
     if args.launched().total() == 0
         && !has_processor
-        && let Some(flag) = first_engine_only_flag(&args.vllm_args)
+        && let Some(flag) = first_engine_only_flag(&flags)
     {
         tracing::warn!(
             flag,

@@ -11,6 +11,7 @@
 mod adapters;
 mod constrained;
 mod environment;
+mod groups;
 mod modalities;
 mod predictions;
 mod processes;

@@ -4,6 +4,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use chiasm_backend::{ConnectError, SentForm, TensorFormat, VideoPart, VllmItems};
 use chiasm_pipeline::test_support::TestPipeline;
+use chiasm_pipeline::test_support::videos::{
+    clip, missing_processor, scripted_processor, video, write_model,
+};
 use chiasm_pipeline::{Generation, Pipeline};
 use chiasm_request::ClientSampling;
 use chiasm_types::Dtype;
@@ -13,7 +16,6 @@ use tempfile::TempDir;
 use tonic::Code;
 
 use super::images::RecordingObserver;
-use super::video_fixtures::{clip, missing_processor, scripted_processor, video, write_model};
 use super::*;
 use crate::client::OwnMemory;
 use crate::cuts;

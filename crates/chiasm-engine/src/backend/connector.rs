@@ -176,6 +176,7 @@ impl EngineConnector {
             format,
             model_dtype: capabilities::model_dtype(ready),
             private_network: *private_network,
+            is_in_group: ready.data_parallel_size > 1,
             wants_arena,
             observer,
             embeddings: embeddings.clone(),
@@ -199,6 +200,7 @@ impl Connector for EngineConnector {
             // The lock is held until the engine is ready or has ended.
             let (mut engine, _start_lock) =
                 self.start(worker, launched, &endpoints, &sockets).await?;
+            let pending = pending.in_generation(engine.generation());
             let log = engine.log();
             let timeout = if may_reconnect && launched.is_some() {
                 RECONNECT_TIMEOUT.min(self.options.startup_timeout)
@@ -275,6 +277,10 @@ impl BackendLifecycle for EngineLifecycle {
 
     fn activity(&self) -> BoxFuture<'_, Option<Activity>> {
         self.engine.activity()
+    }
+
+    fn max_silence(&self) -> Option<Duration> {
+        self.engine.max_silence()
     }
 
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {

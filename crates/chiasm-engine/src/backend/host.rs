@@ -1,11 +1,13 @@
 //! Hosts, which start engines: the trait, and a host for engines that are started elsewhere.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chiasm_backend::{Activity, ConnectError};
 use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt, pending, ready};
 
+use crate::group::Generation;
 use crate::launch::LastLines;
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
@@ -91,8 +93,23 @@ pub trait RunningEngine: Send {
         None
     }
 
+    /// Returns the silence after which the engine counts as dead; `None` if it may answer again.
+    fn max_silence(&self) -> Option<Duration> {
+        None
+    }
+
+    /// Returns the generation of the engine's group; `None` for an engine that is in no group.
+    fn generation(&self) -> Option<Arc<Generation>> {
+        None
+    }
+
     /// Ends the engine and its descendants.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
+
+    /// Ends the engine and its descendants without letting it finish anything.
+    fn kill(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.stop()
+    }
 
     /// Returns the engine's processes if they can outlive this one.
     fn surviving_processes(&self) -> Option<Launched> {

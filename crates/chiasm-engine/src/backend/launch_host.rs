@@ -13,7 +13,9 @@ use futures_util::future::{BoxFuture, FutureExt, ready};
 use super::embedding_store::EmbeddingStore;
 use super::host::{EngineHost, RecordName, RunningEngine};
 use super::kv_connector::{KvConnector, NET_DEVICES_VARIABLE};
-use crate::launch::{EngineProcess, Keep, KvEventEndpoints, LastLines, LaunchSpec, free_ports};
+use crate::launch::{
+    EngineProcess, GroupPlace, Keep, KvEventEndpoints, LastLines, LaunchSpec, free_ports,
+};
 use crate::state::Launched;
 use crate::{EngineEndpoints, SocketDir};
 
@@ -50,6 +52,8 @@ pub struct LaunchHost {
     /// This machine's address on a private network, from which engines of other machines get keys
     /// and values; `None` for a loopback address.
     pub side_channel: Option<IpAddr>,
+    /// The engine's place in a group of engines; `None` for an engine on its own.
+    pub place: Option<GroupPlace>,
     /// The time that an engine outlives this process and waits to be taken over; `None` for engines
     /// that end with it.
     pub keep: Option<Duration>,
@@ -85,6 +89,7 @@ impl LaunchHost {
             ec_transfer: self.embeddings.as_ref().map(|store| store.config(self.role)),
             extra_args: self.extra_args.clone(),
             gpus: self.gpus.clone(),
+            place: self.place,
             ..LaunchSpec::new(name, &self.vllm, &self.model, handshake)
         }
     }
@@ -125,7 +130,10 @@ impl EngineHost for LaunchHost {
         sockets: &'a SocketDir,
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
         let spec = LaunchSpec {
-            kv_events: Some(KvEventEndpoints::ipc(sockets)),
+            kv_events: Some(match self.place {
+                None => KvEventEndpoints::ipc(sockets),
+                Some(_) => KvEventEndpoints::ipc_in_group(sockets),
+            }),
             keep: self.keep(sockets),
             ..self.spec(&worker.to_string(), &endpoints.handshake)
         };
@@ -205,6 +213,10 @@ impl RunningEngine for LaunchedEngine {
         self.0.terminate(STOP_GRACE).map(drop).boxed()
     }
 
+    fn kill(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.0.kill().map(drop).boxed()
+    }
+
     fn surviving_processes(&self) -> Option<Launched> {
         self.0.surviving_processes()
     }
@@ -235,6 +247,7 @@ mod tests {
             kv_connector: KvConnector::Nixl,
             embeddings: None,
             side_channel: None,
+            place: None,
             keep: Some(Duration::from_secs(1)),
         };
         let name = |host: LaunchHost| match host.record_name() {

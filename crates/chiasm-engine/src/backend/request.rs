@@ -15,12 +15,20 @@ pub(super) struct RequestParts {
     pub(super) mm_features: Vec<MmFeature>,
     pub(super) sampling_params: SamplingParams,
     pub(super) lora_request: Option<Arc<LoraRequest>>,
+    /// The wave of engines that step together; 0 for an engine on its own.
+    pub(super) current_wave: i64,
 }
 
 /// Creates the request of one continuation.
 pub(super) fn from_job(job: &Job, parts: RequestParts) -> EngineCoreRequest {
-    let RequestParts { request_id, prompt_token_ids, mm_features, sampling_params, lora_request } =
-        parts;
+    let RequestParts {
+        request_id,
+        prompt_token_ids,
+        mm_features,
+        sampling_params,
+        lora_request,
+        current_wave,
+    } = parts;
     let Job {
         cache_salt,
         priority,
@@ -50,6 +58,7 @@ pub(super) fn from_job(job: &Job, parts: RequestParts) -> EngineCoreRequest {
         cache_salt: cache_salt.clone(),
         // The engine has one output address.
         client_index: 0,
+        current_wave,
         priority: *priority,
         trace_headers: headers.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
         // The request's own id starts with the job's id.

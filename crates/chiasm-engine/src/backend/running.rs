@@ -18,6 +18,7 @@ use super::{Engine, adapters, stage};
 use crate::client::{ItemDelivery, OutputStream};
 use crate::error::EngineError;
 use crate::launch::LoggedFailure;
+use crate::wire::coordinator::STALE_WAVE;
 use crate::wire::output::Payload;
 use crate::wire::{
     EngineCoreOutput, ExtraArgs, FinishReason, Logprobs, LoraRequest, RequestError, SamplingParams,
@@ -424,6 +425,7 @@ impl RequestSender {
                         prompt_token_ids: self.prompt.clone(),
                         mm_features: features.clone(),
                         lora_request: self.lora.clone(),
+                        current_wave: if engine.is_in_group { STALE_WAVE } else { 0 },
                         sampling_params: SamplingParams {
                             extra_args,
                             ..SamplingParams::for_choice(&job.sampling, choice)

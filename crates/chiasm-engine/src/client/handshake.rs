@@ -19,6 +19,7 @@ use super::tasks;
 use super::{ClientHandle, ClientOptions, EngineClient};
 use crate::endpoints::EngineEndpoints;
 use crate::error::EngineError;
+use crate::group::{Generation, ReadyRank};
 use crate::wire::handshake::{self, EngineReady, Hello, InitMessage};
 use crate::wire::request;
 use crate::wire::version::{self, Support};
@@ -90,6 +91,8 @@ pub struct PendingEngine {
     options: ClientOptions,
     /// The engine of an earlier frontend, while it may still reconnect.
     former: Option<FormerEngine>,
+    /// The generation of the engine's group, if it is in one.
+    generation: Option<Arc<Generation>>,
     /// `true` if an engine has sent HELLO.
     got_hello: bool,
     /// The address from which the engine last connected to the input socket; `None` for a Unix
@@ -102,6 +105,8 @@ struct HandshakeOutcome {
     /// The encoded ready report.
     report: Bytes,
     ready: EngineReady,
+    /// The hash of the parallel configuration of an engine in a group.
+    configuration: Option<String>,
     /// `true` if the engine was taken over from an earlier frontend and may still have requests of
     /// it.
     adopted: bool,
@@ -128,6 +133,7 @@ impl PendingEngine {
             addresses,
             options,
             former: None,
+            generation: None,
             got_hello: false,
             peer: None,
         })
@@ -153,6 +159,11 @@ impl PendingEngine {
         Ok(self)
     }
 
+    /// Makes the engine a member of a generation of its group.
+    pub(crate) fn in_generation(self, generation: Option<Arc<Generation>>) -> Self {
+        Self { generation, ..self }
+    }
+
     /// Returns the bound addresses, with the ports that the system picked.
     pub fn endpoints(&self) -> &EngineEndpoints {
         &self.addresses
@@ -167,17 +178,22 @@ impl PendingEngine {
     /// [`EngineError::ReadyTimeout`] if the engine is not ready in time, [`EngineError::Version`]
     /// if its version is not supported, [`EngineError::Handshake`] if its report can't be decoded.
     pub async fn ready(mut self) -> Result<EngineClient, EngineError> {
-        let HandshakeOutcome { report, ready, adopted } = match self.options.ready_timeout {
-            None => self.shake_hands().await?,
-            Some(after) => match tokio::time::timeout(after, self.shake_hands()).await {
-                Ok(outcome) => outcome?,
-                Err(_) => {
-                    let handshake = self.addresses.handshake.clone();
-                    return Err(EngineError::ReadyTimeout { handshake, after });
-                }
-            },
-        };
+        let HandshakeOutcome { report, ready, configuration, adopted } =
+            match self.options.ready_timeout {
+                None => self.shake_hands().await?,
+                Some(after) => match tokio::time::timeout(after, self.shake_hands()).await {
+                    Ok(outcome) => outcome?,
+                    Err(_) => {
+                        let handshake = self.addresses.handshake.clone();
+                        return Err(EngineError::ReadyTimeout { handshake, after });
+                    }
+                },
+            };
         check_version(&ready.vllm_version, self.options.strict_version)?;
+        if let Some(generation) = &self.generation {
+            let version = ready.vllm_version.clone();
+            generation.all_ready(ReadyRank { version, configuration }).await?;
+        }
         self.handshake.release().await;
 
         let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
@@ -206,9 +222,13 @@ impl PendingEngine {
     /// An engine whose frontend ended while it loaded its model sends READY and the report to the
     /// next frontend, without a HELLO.
     async fn shake_hands(&mut self) -> Result<HandshakeOutcome, EngineError> {
-        let init = InitMessage::new(&self.addresses.input, &self.addresses.output).encode();
+        let init = match &self.generation {
+            Some(generation) => generation.init(&self.addresses),
+            None => InitMessage::new(&self.addresses.input, &self.addresses.output),
+        };
+        let init = init.encode();
         let mut report = None;
-        let mut got_ready = false;
+        let mut got_ready = None;
         loop {
             let was_probed = self.former.as_ref().is_some_and(FormerEngine::was_probed);
             tokio::select! {
@@ -219,9 +239,9 @@ impl PendingEngine {
                             self.on_hello(&identity, init.clone()).await;
                             // A second HELLO comes from an engine that was restarted meanwhile.
                             report = None;
-                            got_ready = false;
+                            got_ready = None;
                         }
-                        Ok(hello) if hello.is_ready() => got_ready = true,
+                        Ok(hello) if hello.is_ready() => got_ready = Some(hello.parallel_config_hash),
                         Ok(Hello { status, .. }) => {
                             tracing::warn!(%status, "unknown handshake status ignored");
                         }
@@ -240,12 +260,20 @@ impl PendingEngine {
                 event = self.output.next(), if was_probed => {
                     let Event::Message { frames, .. } = event else { continue };
                     if let Some((report, ready)) = self.on_former_message(&frames).await {
-                        return Ok(HandshakeOutcome { report, ready, adopted: true });
+                        return Ok(HandshakeOutcome {
+                            report,
+                            ready,
+                            configuration: None,
+                            adopted: true,
+                        });
                     }
                 }
             }
-            if got_ready && let Some((ready, report)) = report.take() {
-                return Ok(HandshakeOutcome { report, ready, adopted: false });
+            if let Some(configuration) = &got_ready
+                && let Some((ready, report)) = report.take()
+            {
+                let configuration = configuration.clone();
+                return Ok(HandshakeOutcome { report, ready, configuration, adopted: false });
             }
         }
     }

@@ -2,15 +2,21 @@
 
 use super::engine_flags::{engine_flags, is_engine_flag};
 use super::spelling::{is_flag, is_flag_in_full, name};
-use super::{LaunchSpec, ServerFlag};
+use super::{GroupPlace, LaunchSpec, ServerFlag};
 use crate::error::EngineError;
+
+/// The alternative to vLLM's flags about the place of an engine among those that step with it.
+const IN_GROUP: &str = "Chiasm starts all engines of a group; give it their number, which is \
+                        --data-parallel-size, and the number of groups as --engines";
+/// The flags with the size of a group, which engines get from Chiasm and not as they are.
+const GROUP_SIZE: [&str; 2] = ["--data-parallel-size", "-dp"];
 
 /// The flags that Chiasm sets itself, each with an alternative. A flag that ends in `*` stands for
 /// all flags with that prefix.
 const OWNED: [(&str, &str); 19] = [
     ("--headless", "engines are always headless"),
-    ("--data-parallel-*", "each engine is on its own; start more with --engines N"),
-    ("-dp*", "each engine is on its own; start more with --engines N"),
+    ("--data-parallel-*", IN_GROUP),
+    ("-dp*", IN_GROUP),
     ("--nnodes", "all processes of an engine have to be on one machine"),
     ("--node-rank", "all processes of an engine have to be on one machine"),
     ("-n", "all processes of an engine have to be on one machine"),
@@ -75,7 +81,17 @@ pub(super) fn build(spec: &LaunchSpec) -> Result<Vec<String>, EngineError> {
     let mut flag = |name: &str, value: String| arguments.extend([name.to_owned(), value]);
     flag("--data-parallel-address", host.to_owned());
     flag("--data-parallel-rpc-port", port.to_owned());
-    flag("--data-parallel-size", "1".to_owned());
+    match spec.place {
+        None => flag("--data-parallel-size", "1".to_owned()),
+        Some(GroupPlace { size, rank }) => {
+            flag("--data-parallel-size", size.to_string());
+            // One process per rank: only so has an engine of a group a receiver cache.
+            flag("--data-parallel-rank", rank.to_string());
+            if let Some(gpus) = &spec.gpus {
+                flag("--device-ids", gpus.join(","));
+            }
+        }
+    }
     flag("--mm-processor-cache-type", "lru".to_owned());
     flag("--mm-processor-cache-gb", spec.receiver_cache_gb.to_string());
     if let Some(events) = &spec.kv_events {
@@ -176,6 +192,9 @@ pub enum FlagPlace {
 /// Returns the place of a flag of `vllm serve` 0.31 to 0.33; `None` for any other flag.
 /// Abbreviations are not recognised.
 pub fn place_of_flag(flag: &str) -> Option<FlagPlace> {
+    if GROUP_SIZE.iter().any(|size| is_flag_in_full(flag, size)) {
+        return Some(FlagPlace::Engine);
+    }
     let owned = [KV_TRANSFER, EC_TRANSFER]
         .into_iter()
         .chain(OWNED)

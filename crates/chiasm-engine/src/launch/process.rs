@@ -88,7 +88,8 @@ impl EngineProcess {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
-        if let Some(gpus) = &spec.gpus {
+        // In a group, engines must see each other's GPUs to exchange memory with them.
+        if let (Some(gpus), None) = (&spec.gpus, spec.place) {
             command.env("CUDA_VISIBLE_DEVICES", gpus.join(","));
         }
         let failed = |source| EngineError::Spawn { program: spec.vllm.clone(), source };
@@ -222,6 +223,13 @@ impl EngineProcess {
             return report;
         }
         tracing::warn!(engine = self.name, ?grace, "engine did not end in time and is killed");
+        self.unless_ended(Group::kill_except_tracker);
+        self.exited().await
+    }
+
+    /// Kills the group and waits for its end. Unlike after [`terminate`](Self::terminate), the
+    /// engine finishes nothing.
+    pub async fn kill(self) -> ExitReport {
         self.unless_ended(Group::kill_except_tracker);
         self.exited().await
     }

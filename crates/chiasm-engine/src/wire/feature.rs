@@ -343,7 +343,8 @@ wire_map!(FieldMap {
     batch_size = "batch_size",
 });
 
-/// A Python `slice`.
+/// The Python `slice` of an item. vLLM's own frontend sends a list of them, one for each dimension
+/// up to the field's. All but the last are whole (`MultiModalFieldConfig.flat_from_sizes`).
 struct Slice([Option<i64>; 3]);
 
 impl Wire for Slice {
@@ -352,9 +353,51 @@ impl Wire for Slice {
         self.0.iter().for_each(|bound| bound.write(to));
     }
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        let fields = Fields::open(from, 3)?;
-        let bounds = [Option::read(from)?, Option::read(from)?, Option::read(from)?];
-        fields.close_after(3, from)?;
-        Ok(Self(bounds))
+        let dimensions = if from.peek_is_nested()? { from.array()? } else { 1 };
+        let mut last = [None; 3];
+        for _ in 0..dimensions {
+            let fields = Fields::open(from, last.len())?;
+            last = [Option::read(from)?, Option::read(from)?, Option::read(from)?];
+            fields.close_after(last.len(), from)?;
+        }
+        Ok(Self(last))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slice_of_each_dimension_is_decoded() {
+        let decode = |dimensions: i64| {
+            let mut to = Writer::default();
+            to.array(2);
+            to.str("flat");
+            to.map(2);
+            to.str("dim");
+            to.int(dimensions - 1);
+            to.str("slices");
+            to.array(1);
+            to.array(dimensions as usize);
+            for dimension in 1..=dimensions {
+                let is_last = dimension == dimensions;
+                let slice = if is_last { [Some(2), Some(9), None] } else { [None::<i64>; 3] };
+                to.array(3);
+                slice.iter().for_each(|bound| bound.write(&mut to));
+            }
+            let frames = to.into_frames();
+            FieldKind::read(&mut Reader::new(&frames).unwrap()).unwrap()
+        };
+        for dimensions in 1..=3 {
+            assert_eq!(
+                decode(dimensions),
+                FieldKind::Flat {
+                    slices: vec![[Some(2), Some(9), None]],
+                    dim: dimensions - 1,
+                    keep_on_cpu: false,
+                }
+            );
+        }
     }
 }

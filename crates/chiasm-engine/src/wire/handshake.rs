@@ -36,9 +36,34 @@ pub struct Hello {
     pub local: bool,
     /// `true` for an engine that `vllm serve --headless` started.
     pub headless: bool,
+    /// A hash of the engine's parallel configuration, only in READY of an engine in a group. It is
+    /// equal in all engines of a group.
+    pub parallel_config_hash: Option<String>,
 }
 
-wire_map!(Hello { status = "status", local = "local", headless = "headless" });
+impl Wire for Hello {
+    fn write(&self, to: &mut Writer) {
+        let Self { status, local, headless, parallel_config_hash } = self;
+        to.map(3 + usize::from(parallel_config_hash.is_some()));
+        to.str("status");
+        status.write(to);
+        to.str("local");
+        local.write(to);
+        to.str("headless");
+        headless.write(to);
+        if parallel_config_hash.is_some() {
+            to.str("parallel_config_hash");
+            parallel_config_hash.write(to);
+        }
+    }
+
+    wire_map!(@read
+        status = "status",
+        local = "local",
+        headless = "headless",
+        parallel_config_hash = "parallel_config_hash"
+    );
+}
 
 impl Hello {
     /// Creates the first message of a headless engine.
@@ -47,7 +72,12 @@ impl Hello {
         reason = "the message and its status have one name in vLLM"
     )]
     pub fn hello() -> Self {
-        Self { status: "HELLO".to_owned(), local: false, headless: true }
+        Self {
+            status: "HELLO".to_owned(),
+            local: false,
+            headless: true,
+            parallel_config_hash: None,
+        }
     }
 
     /// Creates the last message of the handshake.
@@ -98,11 +128,11 @@ pub struct Addresses {
     pub inputs: Vec<String>,
     /// The PULL sockets, by `client_index`.
     pub outputs: Vec<String>,
-    /// Only used by data parallelism with a coordinator.
+    /// The XPUB socket of a group's coordinator, from which its engines get messages.
     pub coordinator_input: Option<String>,
-    /// Only used by data parallelism with a coordinator.
+    /// The PULL socket of a group's coordinator, to which its engines send messages.
     pub coordinator_output: Option<String>,
-    /// Only used by data parallelism with a coordinator.
+    /// Not used: vLLM's coordinator tells its frontends the load of engines there.
     pub frontend_stats_publish_address: Option<String>,
 }
 
@@ -115,8 +145,8 @@ wire_map!(Addresses {
 });
 
 impl InitMessage {
-    /// Creates the message of a frontend with one input and one output socket, to an engine
-    /// without data parallelism.
+    /// Creates the message of a frontend with one input and one output socket, to an engine that
+    /// is in no group.
     pub fn new(input: &str, output: &str) -> Self {
         let addresses = Addresses {
             inputs: vec![input.to_owned()],

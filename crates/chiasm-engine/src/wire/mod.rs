@@ -9,6 +9,7 @@
 //! | [`handshake`] | HELLO, INIT, READY, and the engine's ready report |
 //! | [`request`] | ADD, ABORT, UTILITY; with [`sampling`], [`feature`] and [`lora`] as their parts |
 //! | [`output`] | EngineCoreOutputs, ENGINE_CORE_DEAD; with [`logprobs`] and [`stats`] as their parts |
+//! | [`coordinator`] | the messages between the engines of a group and their coordinator |
 //! | [`tensor`] | arrays inside both |
 //! | [`version`] | everything that depends on the version of vLLM |
 //!
@@ -21,6 +22,7 @@ mod failure;
 mod reader;
 mod writer;
 
+pub mod coordinator;
 pub mod feature;
 pub mod handshake;
 pub mod logprobs;

@@ -271,6 +271,14 @@ impl<'a> Reader<'a> {
         Ok(starts_with_string)
     }
 
+    /// Returns `true` if the next value, which must be an array, begins with an array.
+    pub(crate) fn peek_is_nested(&self) -> Result<bool, WireError> {
+        let mut ahead = Reader { frames: self.frames, rest: self.rest };
+        let is_nested = ahead.array()? > 0
+            && matches!(ahead.peek()?, Marker::FixArray(_) | Marker::Array16 | Marker::Array32);
+        Ok(is_nested)
+    }
+
     /// Skips one value of any type and depth.
     pub(crate) fn skip(&mut self) -> Result<(), WireError> {
         // A counter replaces recursion. Each round consumes a byte, so the loop ends with the

@@ -45,6 +45,10 @@ pub struct EngineCoreRequest {
     /// The index of the outputs' socket in
     /// [`Addresses::outputs`](super::handshake::Addresses::outputs).
     pub client_index: u32,
+    /// The wave of a group's engine in which the request was sent. With
+    /// [`STALE_WAVE`](super::coordinator::STALE_WAVE), an idle engine of a group starts a wave.
+    /// Other engines ignore it.
+    pub current_wave: i64,
     /// The priority; smaller is sooner. Needs an engine with `--scheduling-policy priority`.
     pub priority: i64,
     /// The OpenTelemetry context.
@@ -156,6 +160,7 @@ impl EngineCoreRequest {
     fn len(&self) -> usize {
         let optional = [
             (11, self.client_index != 0),
+            (12, self.current_wave != 0),
             (13, self.priority != 0),
             (14, !self.trace_headers.is_empty()),
             (16, self.external_req_id.is_some()),
@@ -178,6 +183,7 @@ impl Wire for EngineCoreRequest {
             lora_request,
             cache_salt,
             client_index,
+            current_wave,
             priority,
             trace_headers,
             external_req_id,
@@ -200,7 +206,7 @@ impl Wire for EngineCoreRequest {
                 },
                 7 => cache_salt.write(to),
                 11 => client_index.write(to),
-                12 => to.uint(0), // current_wave
+                12 => current_wave.write(to),
                 13 => priority.write(to),
                 14 if !trace_headers.is_empty() => trace_headers.write(to),
                 15 => to.bool(false), // resumable
@@ -229,7 +235,7 @@ impl Wire for EngineCoreRequest {
         fields.expect_nil(from, "prompt_embeds")?;
         fields.expect_nil(from, "prompt_is_token_ids")?;
         let client_index = fields.next(from).named("client_index")?;
-        fields.skip(from)?; // current_wave
+        let current_wave = fields.next(from).named("current_wave")?;
         let priority = fields.next(from).named("priority")?;
         let trace_headers = fields.next(from).named("trace_headers")?;
         fields.skip(from)?; // resumable
@@ -247,6 +253,7 @@ impl Wire for EngineCoreRequest {
             lora_request,
             cache_salt,
             client_index,
+            current_wave,
             priority,
             trace_headers,
             external_req_id,

@@ -55,12 +55,14 @@ impl Attempts {
     /// deadline. A request that was in an engine when the engine died may have killed it, and costs
     /// the next engine the same work again.
     ///
+    /// A request with a stale plan is planned again; the worker is not at fault.
+    ///
     /// # Errors
     /// Returns the error for the client if no other attempt is allowed.
     pub(super) async fn prepare_next(
         &mut self,
         pipeline: &Pipeline,
-        prepared: &Prepared,
+        prepared: &mut Prepared,
         failure: Failure,
     ) -> Result<(), RequestError> {
         match failure {
@@ -86,6 +88,9 @@ impl Attempts {
                 } else {
                     self.record_lost(pipeline, worker, fault)
                 }
+            }
+            Failure::Final(error) if error.is_stale_plan() => {
+                prepared.plan_again(pipeline, error).await
             }
             Failure::Final(error) => {
                 let error = self.or_leave_to_servers(pipeline, error);

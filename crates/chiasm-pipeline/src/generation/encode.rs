@@ -25,7 +25,8 @@ use crate::sampling;
 /// those whose embeddings it does not find.
 ///
 /// # Errors
-/// Returns [`Failure::Final`] if the deadline passes.
+/// Returns [`Failure::Final`] if the deadline passes, or if an item differs from its plan: then the
+/// worker that computes the prompt can't encode the item either.
 pub(super) async fn encode(
     pipeline: &Arc<Pipeline>,
     prepared: &Prepared,
@@ -41,6 +42,7 @@ pub(super) async fn encode(
         let encoding = encode_on(pipeline, prepared, stage);
         let stored = match within(prepared.deadlines.first_token, encoding).await? {
             Ok(stored) => stored,
+            Err(Failure::Final(error)) if error.is_stale_plan() => return Err(error.into()),
             Err(failure) => {
                 tracing::warn!(
                     %worker, error = %describe(failure),

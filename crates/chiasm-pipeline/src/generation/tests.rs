@@ -46,7 +46,7 @@ async fn worker_death_before_token_moves_request() {
         test.backends[0].next_job(dying);
         test.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
         let generation =
-            Generation::start(&test.pipeline, &test.text(ClientSampling::default()).await)
+            Generation::start(&test.pipeline, &mut test.text(ClientSampling::default()).await)
                 .await
                 .unwrap();
         assert_eq!(generation.route().worker, WorkerId(1));
@@ -60,9 +60,10 @@ async fn worker_death_before_token_moves_request() {
 async fn worker_death_after_token_ends_request() {
     let test = TestPipeline::new(2).await;
     test.backends[0].next_job(Script::tokens(&[40]).fail(died()));
-    let generation = Generation::start(&test.pipeline, &test.text(ClientSampling::default()).await)
-        .await
-        .unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &mut test.text(ClientSampling::default()).await)
+            .await
+            .unwrap();
     let deltas = deltas(generation).await;
     assert_eq!(deltas.len(), 2);
     assert!(matches!(deltas[1].as_ref().unwrap_err().cause, Cause::EngineGone(_)));
@@ -75,7 +76,7 @@ async fn collected_answer_moves_even_after_tokens() {
     test.backends[0].next_job(Script::tokens(&[40, 41, 42]).fail(died()));
     test.backends[1].next_job(Script::tokens(&[50]).then(0, &[51]).finish(Finish::Eos));
     let (choices, route) =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     assert_eq!(
         (choices[0].tokens.as_slice(), route.worker),
         (&[50, 51].map(TokenId)[..], WorkerId(1))
@@ -87,26 +88,26 @@ async fn collected_answer_moves_even_after_tokens() {
 async fn prompt_of_three_dead_workers_is_quarantined() {
     let test = TestPipeline::new(4).await;
     test.backends[..3].iter().for_each(|backend| backend.next_job(Script::refuse(died())));
-    let prompt = test.text(ClientSampling::default()).await;
-    let error = collect(&test.pipeline, &prompt).await.unwrap_err();
+    let mut prompt = test.text(ClientSampling::default()).await;
+    let error = collect(&test.pipeline, &mut prompt).await.unwrap_err();
     assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
     assert_eq!((lost_retries(&test), test.pipeline.metrics.retries(Retry::Quarantined)), (2, 1));
 
-    let again = Generation::start(&test.pipeline, &prompt).await.map(drop).unwrap_err();
+    let again = Generation::start(&test.pipeline, &mut prompt).await.map(drop).unwrap_err();
     assert!(matches!(again.cause, Cause::Quarantined), "{again}");
     assert_eq!(test.backends.iter().map(|backend| backend.jobs().len()).sum::<usize>(), 3);
     // Other prompts are served, and so is this one after the quarantine.
     test.backends[3].next_job(Script::tokens(&[40]).finish(Finish::Eos));
-    let other = test
+    let mut other = test
         .prepare(Prompt::Tokens(vec![TokenId(7); 20]), ClientSampling::default())
         .await
         .unwrap();
-    collect(&test.pipeline, &other).await.unwrap();
+    collect(&test.pipeline, &mut other).await.unwrap();
     tokio::time::sleep(test.pipeline.limits.quarantine).await;
     test.backends
         .iter()
         .for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
-    collect(&test.pipeline, &prompt).await.unwrap();
+    collect(&test.pipeline, &mut prompt).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -118,7 +119,7 @@ async fn not_taken_request_is_retried_until_deadline() {
     test.backends
         .iter()
         .for_each(|backend| backend.next_job(Script::tokens(&[40]).finish(Finish::Eos)));
-    collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+    collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     assert_eq!((lost_retries(&test), test.pipeline.metrics.retries(Retry::NotTaken)), (0, 20));
 
     let impatient = PipelineLimits {
@@ -128,7 +129,7 @@ async fn not_taken_request_is_retried_until_deadline() {
     let test = TestPipeline::limited(impatient, 1).await;
     (0..1000).for_each(|_| test.backends[0].next_job(Script::refuse(not_taken())));
     let error =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap_err();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap_err();
     assert!(matches!(error.cause, Cause::TimedOut { .. }), "{error}");
 }
 
@@ -140,11 +141,11 @@ async fn moves_are_limited_by_retry_budget() {
     // The first request uses the whole budget of two moves.
     for number in 0..3_u32 {
         test.backends.iter().for_each(|backend| backend.next_job(Script::refuse(died())));
-        let prompt = test
+        let mut prompt = test
             .prepare(Prompt::Tokens(vec![TokenId(number); 20]), ClientSampling::default())
             .await
             .unwrap();
-        collect(&test.pipeline, &prompt).await.unwrap_err();
+        collect(&test.pipeline, &mut prompt).await.unwrap_err();
     }
     assert_eq!((lost_retries(&test), test.pipeline.metrics.retries(Retry::OverBudget)), (2, 2));
 }
@@ -162,7 +163,7 @@ async fn request_is_left_to_untried_server() {
     prompt.attempts.can_forward = true;
     for (refused, lost) in [(not_taken(), 0), (died(), 1)] {
         test.backends[0].next_job(Script::refuse(refused));
-        let error = collect(&test.pipeline, &prompt).await.unwrap_err();
+        let error = collect(&test.pipeline, &mut prompt).await.unwrap_err();
         let Cause::LeftToServers { attempts, .. } = error.cause else { panic!("{error}") };
         assert_eq!((attempts.exclude, attempts.lost), (vec![WorkerId(0)], lost));
     }
@@ -172,7 +173,7 @@ async fn request_is_left_to_untried_server() {
     for attempts in [server_tried, Attempts::default()] {
         prompt.attempts = attempts;
         test.backends[0].next_job(Script::refuse(died()));
-        let error = collect(&test.pipeline, &prompt).await.unwrap_err();
+        let error = collect(&test.pipeline, &mut prompt).await.unwrap_err();
         assert!(!matches!(error.cause, Cause::LeftToServers { .. }), "{error}");
     }
 }
@@ -184,7 +185,7 @@ async fn moves_between_servers_do_not_quarantine() {
     let servers = vec![WorkerId(7), WorkerId(8)];
     prompt.attempts = Attempts { exclude: servers, lost: MAX_MOVES, ..Attempts::default() };
     test.backends[0].next_job(Script::refuse(died()));
-    let error = collect(&test.pipeline, &prompt).await.unwrap_err();
+    let error = collect(&test.pipeline, &mut prompt).await.unwrap_err();
     assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
     assert_eq!(
         (test.backends[1].jobs().len(), test.pipeline.metrics.retries(Retry::Quarantined)),
@@ -205,18 +206,19 @@ async fn silent_worker_gets_no_requests_hung_one_loses_them() {
     let test = TestPipeline::new(2).await;
     let silent = &test.backends[0];
     silent.next_job(Script::tokens(&[40]));
-    let generation = Generation::start(&test.pipeline, &test.text(ClientSampling::default()).await)
-        .await
-        .unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &mut test.text(ClientSampling::default()).await)
+            .await
+            .unwrap();
     let mut with_token = Box::pin(generation.into_deltas());
     with_token.next().await.unwrap().unwrap();
     // Round robin: the next request goes to the first worker again.
     test.backends[1].next_job(Script::tokens(&[60]).finish(Finish::Eos));
-    collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+    collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     silent.next_job(Script::tokens(&[50, 51]));
     test.backends[1].next_job(Script::tokens(&[61]).finish(Finish::Eos));
-    let prompt = test.text(ClientSampling::default()).await;
-    let whole = collect(&test.pipeline, &prompt);
+    let mut prompt = test.text(ClientSampling::default()).await;
+    let whole = collect(&test.pipeline, &mut prompt);
     let watching = async {
         while silent.jobs().len() < 2 {
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -236,7 +238,7 @@ async fn silent_worker_gets_no_requests_hung_one_loses_them() {
 
     for _ in 0..3 {
         test.backends[1].next_job(Script::tokens(&[62]).finish(Finish::Eos));
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     }
     assert_eq!(silent.jobs().len(), 2);
     silent.set_silent(false);
@@ -244,7 +246,7 @@ async fn silent_worker_gets_no_requests_hung_one_loses_them() {
     assert_eq!(test.pipeline.fleet.ready_workers(), 2);
     silent.next_job(Script::tokens(&[42]).finish(Finish::Eos));
     let (_, route) =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     assert_eq!(route.worker, WorkerId(0));
 }
 
@@ -254,12 +256,12 @@ async fn request_without_token_leaves_suspect_worker() {
         let test = TestPipeline::new(2).await;
         test.backends[0].set_silent(true);
         test.backends[1].next_job(Script::tokens(&[60]).finish(Finish::Eos));
-        let prompt = test.text(ClientSampling::default()).await;
+        let mut prompt = test.text(ClientSampling::default()).await;
         let started = Instant::now();
         let route = if whole {
-            collect(&test.pipeline, &prompt).await.unwrap().1
+            collect(&test.pipeline, &mut prompt).await.unwrap().1
         } else {
-            Generation::start(&test.pipeline, &prompt).await.unwrap().route()
+            Generation::start(&test.pipeline, &mut prompt).await.unwrap().route()
         };
         let patience = Patience::default();
         assert!(
@@ -283,8 +285,8 @@ async fn moved_request_counts_both_workers_that_die() {
     for backend in &test.backends[2..] {
         backend.next_job(Script::refuse(died()));
     }
-    let prompt = test.text(ClientSampling::default()).await;
-    let error = collect(&test.pipeline, &prompt).await.unwrap_err();
+    let mut prompt = test.text(ClientSampling::default()).await;
+    let error = collect(&test.pipeline, &mut prompt).await.unwrap_err();
     assert!(matches!(error.cause, Cause::EngineGone(_)), "{error}");
     let jobs = test.backends.iter().map(|backend| backend.jobs().len());
     assert_eq!(jobs.sum::<usize>(), 3, "as many as without a move");
@@ -299,8 +301,8 @@ async fn suspect_worker_that_answers_first_keeps_its_request() {
         let answer = Script::tokens(&[50]).finish(Finish::Eos);
         test.backends[worker].next_job(Script { pause: Duration::from_secs(seconds), ..answer });
     }
-    let prompt = test.text(ClientSampling::default()).await;
-    let route = collect(&test.pipeline, &prompt).await.unwrap().1;
+    let mut prompt = test.text(ClientSampling::default()).await;
+    let route = collect(&test.pipeline, &mut prompt).await.unwrap().1;
     assert_eq!(
         (route.worker, test.backends[1].jobs().len(), test.backends[1].aborted()),
         (WorkerId(0), 1, 1)
@@ -314,9 +316,9 @@ async fn request_stays_at_suspect_worker_while_others_are_busy() {
     let max_running = fake_capabilities().max_running as u64;
     test.backends[1].report_load(Load { running: max_running, ..Load::default() });
     test.backends[1].next_job(Script::tokens(&[60]).finish(Finish::Eos));
-    let prompt = test.text(ClientSampling::default()).await;
+    let mut prompt = test.text(ClientSampling::default()).await;
     let started = Instant::now();
-    let answer = collect(&test.pipeline, &prompt);
+    let answer = collect(&test.pipeline, &mut prompt);
     let freed = async {
         tokio::time::sleep(Duration::from_secs(30)).await;
         assert!(test.backends[1].jobs().is_empty());
@@ -331,9 +333,10 @@ async fn error_after_the_last_token_is_ignored() {
     let test = TestPipeline::new(1).await;
     let answer = Script::tokens(&[40, 41]).finish(Finish::Length);
     test.backends[0].next_job(answer.fail(died()));
-    let generation = Generation::start(&test.pipeline, &test.text(ClientSampling::default()).await)
-        .await
-        .unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &mut test.text(ClientSampling::default()).await)
+            .await
+            .unwrap();
     let deltas = deltas(generation).await;
     assert_eq!(deltas.last().unwrap().as_ref().unwrap().finish, Some(Finish::Length));
 }
@@ -351,7 +354,7 @@ async fn first_token_or_whole_request_times_out() {
         other => panic!("{other}"),
     };
     let started = Instant::now();
-    let error = Generation::start(&test.pipeline, &test.text(ClientSampling::default()).await)
+    let error = Generation::start(&test.pipeline, &mut test.text(ClientSampling::default()).await)
         .await
         .map(drop)
         .unwrap_err();
@@ -363,11 +366,11 @@ async fn first_token_or_whole_request_times_out() {
             (0..9).fold(Script::tokens(&[40]), |script, token| script.then(0, &[50 + token]));
         test.backends[0].next_job(Script { pause: Duration::from_secs(3), ..script });
         let started = Instant::now();
-        let prompt = test.text(ClientSampling::default()).await;
+        let mut prompt = test.text(ClientSampling::default()).await;
         let error = if whole {
-            collect(&test.pipeline, &prompt).await.unwrap_err()
+            collect(&test.pipeline, &mut prompt).await.unwrap_err()
         } else {
-            let generation = Generation::start(&test.pipeline, &prompt).await.unwrap();
+            let generation = Generation::start(&test.pipeline, &mut prompt).await.unwrap();
             let mut deltas = deltas(generation).await;
             assert_eq!(deltas.len(), 7);
             deltas.pop().unwrap().unwrap_err()
@@ -381,11 +384,12 @@ async fn first_token_or_whole_request_times_out() {
 async fn aborted_requests_end_with_an_error() {
     let test = TestPipeline::new(1).await;
     test.backends[0].next_job(Script::tokens(&[40]));
-    let generation = Generation::start(&test.pipeline, &test.text(ClientSampling::default()).await)
-        .await
-        .unwrap();
-    let prompt = test.text(ClientSampling::default()).await;
-    let waiting = collect(&test.pipeline, &prompt);
+    let generation =
+        Generation::start(&test.pipeline, &mut test.text(ClientSampling::default()).await)
+            .await
+            .unwrap();
+    let mut prompt = test.text(ClientSampling::default()).await;
+    let waiting = collect(&test.pipeline, &mut prompt);
     test.pipeline.fleet.abort_requests("the frontend is shutting down");
     let deltas = deltas(generation).await;
     assert_eq!(
@@ -401,7 +405,7 @@ async fn last_worker_lost_reports_no_other_worker() {
     let test = TestPipeline::new(1).await;
     test.backends[0].next_job(Script::refuse(died()));
     let error =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap_err();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap_err();
     assert!(matches!(error.cause, Cause::NoOtherWorker), "{error}");
 }
 
@@ -412,12 +416,12 @@ async fn request_fault_is_not_retried() {
     let refusal = JobError::Refused { field: "sampling_params.max_tokens".to_owned(), message };
     test.backends[0].next_job(Script::refuse(refusal));
     let error =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap_err();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap_err();
     assert_eq!(error.field.as_deref(), Some("sampling_params.max_tokens"));
     assert_eq!((lost_retries(&test), test.backends[1].jobs().len()), (0, 0));
     test.backends[1].next_job(Script::default().fail(JobError::Failed));
     let error =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap_err();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap_err();
     assert!(matches!(error.cause, Cause::Internal(_)), "{error}");
 }
 
@@ -446,7 +450,7 @@ async fn stop_string_ends_only_its_continuation() {
     let stop = vec!["lazy".to_owned()];
     let sampling =
         ClientSampling { n: 2, temperature: Some(1.0), stop, ..ClientSampling::default() };
-    let (choices, _) = collect(&test.pipeline, &test.text(sampling).await).await.unwrap();
+    let (choices, _) = collect(&test.pipeline, &mut test.text(sampling).await).await.unwrap();
     assert_eq!(choices[0].finish, Finish::StopString("lazy".to_owned()));
     assert_eq!(choices[0].events.only_text(), Some("over the "));
     assert_eq!((&choices[1].finish, choices[1].tokens.len()), (&Finish::Length, 2 * more.len()));
@@ -484,14 +488,15 @@ async fn outputs_after_stop_string_are_dropped() {
     let ended = Finish::StopString("lazy".to_owned());
 
     test.backends[0].next_job(script());
-    let (choices, route) = collect(&test.pipeline, &test.text(sampling()).await).await.unwrap();
+    let (choices, route) = collect(&test.pipeline, &mut test.text(sampling()).await).await.unwrap();
     assert_eq!((choices[0].events.only_text(), &choices[0].finish), (Some("over the "), &ended));
     assert_eq!(route.prefill.cached_tokens, 1);
     assert!(choices[0].logprobs.is_some(), "a late output removes no log probabilities");
     let counted = choices[0].tokens.len();
 
     test.backends[0].next_job(script());
-    let generation = Generation::start(&test.pipeline, &test.text(sampling()).await).await.unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &mut test.text(sampling()).await).await.unwrap();
     let deltas: Vec<_> = deltas(generation).await.into_iter().map(Result::unwrap).collect();
     let [first, late] = &deltas[..] else { panic!("{deltas:?}") };
     assert_eq!((first.finish.as_ref(), first.tokens.len()), (Some(&ended), counted));
@@ -521,7 +526,7 @@ async fn backend_text_passes_unchanged() {
     ];
     test.backends[0].next_job(Script { outputs: outputs.into(), ..Script::default() });
     let (choices, _) =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     let events = &choices[0].events;
     assert_eq!((events.text().as_ref(), &choices[0].finish), ("I look", &Finish::ToolCalls));
     let call = WholeCall { call: &piece(Some("call_1"), "{\"at\": 1}"), end: CallEnd::Closed };
@@ -532,17 +537,20 @@ async fn backend_text_passes_unchanged() {
 async fn dropped_answer_aborts_its_job() {
     let test = TestPipeline::new(1).await;
     test.backends[0].next_job(Script::tokens(&[40]));
-    let generation = Generation::start(&test.pipeline, &test.text(ClientSampling::default()).await)
-        .await
-        .unwrap();
+    let generation =
+        Generation::start(&test.pipeline, &mut test.text(ClientSampling::default()).await)
+            .await
+            .unwrap();
     assert_eq!(test.backends[0].aborted(), 0);
     drop(generation);
     assert_eq!(test.backends[0].aborted(), 1);
     // The client leaves before the first token.
-    let prepared = test.text(ClientSampling::default()).await;
-    let waiting =
-        tokio::time::timeout(Duration::from_secs(5), Generation::start(&test.pipeline, &prepared))
-            .await;
+    let mut prepared = test.text(ClientSampling::default()).await;
+    let waiting = tokio::time::timeout(
+        Duration::from_secs(5),
+        Generation::start(&test.pipeline, &mut prepared),
+    )
+    .await;
     assert!(waiting.is_err());
     assert_eq!(test.backends[0].aborted(), 2);
     assert_eq!(test.pipeline.fleet.router().workers()[0].requests, 0);
@@ -555,7 +563,7 @@ async fn first_token_time_includes_backend_time() {
         Script { pause: Duration::from_millis(1500), ..Script::tokens(&[40]).finish(Finish::Eos) };
     test.backends[0].next_job(script);
     let (_, route) =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     assert_eq!(route.first_token, Some(Duration::from_millis(1500)));
 }
 
@@ -567,8 +575,8 @@ async fn media_is_decoded_once_for_its_backend() {
     let late = Duration::from_secs(100);
     for late_delivery in [None, Some(late)] {
         backend.next_job(Script { late_delivery, ..Script::tokens(&[40]).finish(Finish::Eos) });
-        let prepared = test.prepare(picture(), ClientSampling::default()).await.unwrap();
-        let (_, route) = collect(&test.pipeline, &prepared).await.unwrap();
+        let mut prepared = test.prepare(picture(), ClientSampling::default()).await.unwrap();
+        let (_, route) = collect(&test.pipeline, &mut prepared).await.unwrap();
         assert_eq!(backend.requested_items().len(), 1);
         let delivered = route.delivered;
         assert_eq!(delivered.cached + delivered.inline, 1);
@@ -580,8 +588,8 @@ async fn media_is_decoded_once_for_its_backend() {
 #[tokio::test]
 async fn broken_image_is_client_fault_at_its_field() {
     let test = TestPipeline::new(2).await;
-    let prepared = test.prepare(broken_picture(), ClientSampling::default()).await.unwrap();
-    let error = collect(&test.pipeline, &prepared).await.unwrap_err();
+    let mut prepared = test.prepare(broken_picture(), ClientSampling::default()).await.unwrap();
+    let error = collect(&test.pipeline, &mut prepared).await.unwrap_err();
     assert!(matches!(error.cause, Cause::Media(_)), "{error}");
     assert_eq!(error.field.as_deref(), Some("messages[0].content[0].image_url"));
     assert_eq!((lost_retries(&test), test.backends[1].requested_items().len()), (0, 0));
@@ -600,7 +608,7 @@ async fn request_is_planned_once_per_class() {
     let prepared = test
         .prepare(Prompt::Tokens((1..=40).map(TokenId).collect()), ClientSampling::default())
         .await;
-    let prepared = prepared.unwrap();
+    let mut prepared = prepared.unwrap();
     let keys: Vec<usize> = prepared.plans.iter().map(|plan| plan.keys.len()).collect();
     assert_eq!(keys, [2, 10]);
     let mut classes = Vec::new();
@@ -608,7 +616,7 @@ async fn request_is_planned_once_per_class() {
         backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
     }
     for _ in 0..3 {
-        let (_, route) = collect(&test.pipeline, &prepared).await.unwrap();
+        let (_, route) = collect(&test.pipeline, &mut prepared).await.unwrap();
         classes.push((route.worker, route.total_blocks));
     }
     assert_eq!(classes, [(WorkerId(0), 2), (WorkerId(1), 2), (WorkerId(2), 10)]);
@@ -624,8 +632,8 @@ async fn prompt_goes_only_to_workers_it_fits() {
         let backend = &test.backends[usize::from(count > 7)];
         backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
         let before = backend.jobs().len();
-        let prepared = test.prepare(tokens(count), ClientSampling::default()).await.unwrap();
-        collect(&test.pipeline, &prepared).await.unwrap();
+        let mut prepared = test.prepare(tokens(count), ClientSampling::default()).await.unwrap();
+        collect(&test.pipeline, &mut prepared).await.unwrap();
         if count > 7 {
             assert_eq!(backend.jobs().len(), before + 1, "{count}");
         }
@@ -643,13 +651,13 @@ async fn unsupporting_worker_is_avoided_if_possible() {
         [(words.clone(), 1), (words.clone(), 1), (ClientSampling::default(), 2)]
     {
         test.backends[worker].next_job(Script::tokens(&[40]).finish(Finish::Eos));
-        let (_, route) = collect(&test.pipeline, &test.text(sampling).await).await.unwrap();
+        let (_, route) = collect(&test.pipeline, &mut test.text(sampling).await).await.unwrap();
         assert_eq!(route.worker, WorkerId(worker as u32));
     }
     // Without another worker, the worker itself reports what it lacks.
     let alone = TestPipeline::with(vec![lacking()]).await;
     alone.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
-    assert!(collect(&alone.pipeline, &alone.text(words).await).await.is_ok());
+    assert!(collect(&alone.pipeline, &mut alone.text(words).await).await.is_ok());
 }
 
 #[tokio::test]
@@ -661,9 +669,9 @@ async fn expanding_worker_gets_one_marker_per_item() {
     for backend in &test.backends {
         backend.next_job(Script::tokens(&[40]).finish(Finish::Eos));
     }
-    let prepared = test.prepare(picture(), ClientSampling::default()).await.unwrap();
+    let mut prepared = test.prepare(picture(), ClientSampling::default()).await.unwrap();
     for _ in 0..2 {
-        collect(&test.pipeline, &prepared).await.unwrap();
+        collect(&test.pipeline, &mut prepared).await.unwrap();
     }
     let marked_job = test.backends[0].jobs().remove(0);
     let expanded_job = test.backends[1].jobs().remove(0);
@@ -678,7 +686,7 @@ async fn expanding_worker_gets_one_marker_per_item() {
     assert_eq!(**tokens, [before, &expanded[*offset..=*offset], after].concat());
     // A prompt without items is not expanded.
     test.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
-    collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+    collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     assert!(matches!(test.backends[0].jobs().remove(1).input, Input::Tokens(_)));
 }
 
@@ -693,9 +701,9 @@ async fn late_cached_tokens_are_counted_once() {
         script.outputs[0].prefill = first;
         script.outputs[1].prefill = last;
         test.backends[0].next_job(script);
-        let prepared = test.text(ClientSampling::default()).await;
+        let mut prepared = test.text(ClientSampling::default()).await;
         let before = test.pipeline.metrics.total_prompt_tokens().cached;
-        let generation = Generation::start(&test.pipeline, &prepared).await.unwrap();
+        let generation = Generation::start(&test.pipeline, &mut prepared).await.unwrap();
         let prefills: Vec<_> =
             deltas(generation).await.into_iter().map(|delta| delta.unwrap().prefill).collect();
         assert_eq!(prefills, [None, if first.is_none() { prefill(3) } else { None }]);
@@ -710,7 +718,7 @@ async fn draining_worker_gets_no_requests() {
     for _ in 0..3 {
         test.backends[1].next_job(Script::tokens(&[40]).finish(Finish::Eos));
         let (_, route) =
-            collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+            collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
         assert_eq!(route.worker, WorkerId(1));
     }
     let accepting = || test.pipeline.fleet.accepting_workers();
@@ -721,6 +729,6 @@ async fn draining_worker_gets_no_requests() {
     assert_eq!(accepting(), Some(1));
     test.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Eos));
     let (_, route) =
-        collect(&test.pipeline, &test.text(ClientSampling::default()).await).await.unwrap();
+        collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await.unwrap();
     assert_eq!(route.worker, WorkerId(0));
 }

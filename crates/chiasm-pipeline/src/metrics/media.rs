@@ -49,6 +49,7 @@ pub(super) struct MediaMetrics {
     cut: Counter,
     planned_videos: Counter,
     whole_videos: Family<CauseLabel, Counter>,
+    replanned: Counter,
 }
 
 /// The causes for which videos go to vLLM's own processor that are not properties of a file or of
@@ -141,6 +142,11 @@ impl MediaMetrics {
              (encoder_cache), or of an agent (agent); other frames than its index says (other_frames)",
             self.whole_videos.clone(),
         );
+        r.register(
+            "replanned_requests",
+            "Times that a request was planned again because a media item differed from its plan",
+            self.replanned.clone(),
+        );
     }
 
     /// Counts the planned videos of a request.
@@ -151,6 +157,16 @@ impl MediaMetrics {
     /// Counts videos that went to vLLM's own processor.
     pub(super) fn count_whole_videos(&self, cause: &'static str, videos: usize) {
         self.whole_videos.get_or_create(&CauseLabel { cause }).inc_by(videos as u64);
+    }
+
+    /// Counts a request that was planned again.
+    pub(super) fn count_replanned(&self) {
+        self.replanned.inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn replanned(&self) -> u64 {
+        self.replanned.get()
     }
 
     #[cfg(test)]

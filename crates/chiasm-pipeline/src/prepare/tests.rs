@@ -46,3 +46,13 @@ async fn rendering_json_costs_as_much_as_parsing() {
     chat.messages[0].tool_calls = Some(serde_json::json!([]));
     assert_eq!(price(&prompt), plain + parsing);
 }
+
+#[tokio::test]
+async fn stale_plan_without_kept_inputs_fails_request() {
+    let test = TestPipeline::new(1).await;
+    let mut text = test.text(ClientSampling::default()).await;
+    let stale = RequestError::stale_plan("the video has no frames");
+    let error = text.plan_again(&test.pipeline, stale).await.unwrap_err();
+    assert!(error.is_stale_plan(), "{error}");
+    assert_eq!(test.pipeline.metrics.replanned(), 0);
+}

@@ -1,18 +1,17 @@
 //! The cut of a planned video, for processes of this machine and for other machines.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use chiasm_backend::{CuttableVideo, PartFrame, SourceError, VideoDescription, VideoPart};
-use chiasm_processor::ProcessorError;
 use chiasm_request::MediaKwargs;
 use chiasm_video::{CutPart, Piece, VideoIndex};
 use futures_util::future::{BoxFuture, FutureExt};
 use serde_json::{Map, Value};
 
+use super::OTHER_FRAMES;
 use super::planned::LARGEST_FORMAT;
-use super::source::{OTHER_FRAMES, VideoSource};
+use super::source::VideoSource;
 use crate::error::RequestError;
 use crate::processor_items::VideoSlots;
 use chiasm_cpu::price;
@@ -61,9 +60,8 @@ impl CuttableVideo for VideoSource {
             let parts = VideoSlots::for_cost(Some(self.video.decode_cost), slots) as usize;
             let parts = self.cut_into(parts).await.map_err(|error| error.at(&self.field));
             parts.map_err(SourceError::new)?.ok_or_else(|| {
-                self.videos.plans.insert(self.video.key, Err(OTHER_FRAMES));
-                let reason = "the video can't be cut as planned; try again".to_owned();
-                let error = RequestError::from(ProcessorError::Unavailable(reason));
+                self.reject_cut();
+                let error = RequestError::stale_plan("the video can't be cut as planned");
                 SourceError::new(error.at(&self.field))
             })
         };
@@ -71,7 +69,7 @@ impl CuttableVideo for VideoSource {
     }
 
     fn reject_cut(&self) {
-        self.is_cut_rejected.store(true, Relaxed);
+        self.videos.plans.insert(self.video.key, Err(OTHER_FRAMES));
     }
 }
 

@@ -1,6 +1,5 @@
 //! The tensors of a planned video.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 
 use chiasm_backend::{
@@ -8,7 +7,6 @@ use chiasm_backend::{
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::EncodedMedia;
-use chiasm_processor::ProcessorError;
 use chiasm_request::MediaKwargs;
 use chiasm_types::{MmHash, TokenRun};
 use futures_util::future::{BoxFuture, FutureExt};
@@ -16,12 +14,10 @@ use tracing::Instrument;
 
 use super::planned::PlannedVideo;
 use super::tensors::{MadeVideo, VideoTensors};
-use super::{Cause, VideoPlanner};
+use super::{Cause, OTHER_FRAMES, VideoPlanner};
 use crate::error::RequestError;
+use crate::processor_items::ProcessorItem;
 use chiasm_cpu::{CpuBudget, Ticket};
-
-/// The cause for a cut that decodes to other frames than its file's index tells.
-pub(super) const OTHER_FRAMES: Cause = "other_frames";
 
 /// The tensors of one planned video of a request.
 pub(super) struct VideoSource {
@@ -38,8 +34,9 @@ pub(super) struct VideoSource {
     /// The ticket for processing one frame. Its first use charges all frames; if the request moves
     /// to another engine, they are not charged again.
     pub(super) ticket: OnceLock<Ticket>,
-    /// `true` if the cut decodes to other frames on the engine's machine.
-    pub(super) is_cut_rejected: AtomicBool,
+    /// The item that vLLM's own processor made although the plan is stale. It keeps its tensors in
+    /// memory until the request has been planned again.
+    pub(super) whole: OnceLock<ProcessorItem>,
 }
 
 impl MediaSource for VideoSource {
@@ -67,8 +64,7 @@ impl MediaSource for VideoSource {
 impl VideoSource {
     async fn make(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Some(model_dtype) = order.model_dtype else {
-            let is_rejected = self.is_cut_rejected.load(Relaxed);
-            let cause = if is_rejected { OTHER_FRAMES } else { "agent" };
+            let cause = if self.is_stale() { OTHER_FRAMES } else { "agent" };
             return self.make_from_whole_file(cause, order).await;
         };
         match self.planned().make(&order, model_dtype, self.decode(&order)).await? {
@@ -90,8 +86,17 @@ impl VideoSource {
         }
     }
 
-    /// Cuts the planned frames out of the file, and decodes them.
+    /// Returns `true` if the cut decodes to unexpected frames, for another engine or request.
+    fn is_stale(&self) -> bool {
+        matches!(self.videos.plans.get(&self.video.key), Some(Err(_)))
+    }
+
+    /// Cuts the planned frames out of the file, and decodes them. Returns `None` if they are
+    /// unexpected ones, now or for another engine or request.
     async fn decode(&self, order: &TensorRequest) -> Result<Option<TensorBytes>, RequestError> {
+        if self.is_stale() {
+            return Ok(None);
+        }
         let processor = self.planned().processor().await?;
         let slots =
             self.videos.processors.video_slots().acquire(Some(self.video.decode_cost)).await;
@@ -104,15 +109,15 @@ impl VideoSource {
     /// Lets vLLM's own processor make the tensors from the whole file.
     ///
     /// # Errors
-    /// Returns an error if they do not belong to the prompt that was planned. The plan is replaced
-    /// by the cause then, so a retry of the request succeeds with the whole file.
+    /// Returns [`StalePlan`](crate::Cause::StalePlan) if they do not belong to the prompt that was
+    /// planned. The cached plan is replaced by the cause then, so the request's next plan has the
+    /// whole file.
     async fn make_from_whole_file(
         &self,
         cause: Cause,
         order: TensorRequest,
     ) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Self { videos, video, .. } = self;
-        videos.count_whole(cause, 1);
         let processor = videos.processors.for_class(&self.class).await?;
         let settings = processor.settings(&self.kwargs).await?;
         let item = processor.open(&self.encoded, &settings, &self.field).await?;
@@ -124,10 +129,12 @@ impl VideoSource {
             videos.plans.insert(video.key, Err(OTHER_FRAMES));
         }
         if !is_planned {
-            let reason =
-                "the video's frames differ from its container's index; try again".to_owned();
-            return Err(ProcessorError::Unavailable(reason).into());
+            self.whole.get_or_init(|| item);
+            return Err(RequestError::stale_plan(
+                "the video's frames differ from its container's index",
+            ));
         }
+        videos.count_whole(cause, 1);
         let source = item.source(&processor, &self.budget);
         source.tensors(order).await.map_err(into_request_error)
     }

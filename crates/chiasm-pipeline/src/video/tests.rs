@@ -1,3 +1,5 @@
+mod stale_plans;
+
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -5,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use chiasm_backend::fake::{FakeBackend, Script, fake_capabilities};
 use chiasm_backend::{
-    Capabilities, FieldValue, Finish, ItemField, TensorBytes, TensorFormat, TensorMemory,
+    Capabilities, FieldValue, Finish, ItemField, JobError, TensorBytes, TensorFormat, TensorMemory,
     TensorRequest,
 };
 use chiasm_media::{MediaConfig, MediaInput, MediaLoader};
@@ -19,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::test_support::TestPipeline;
-use crate::video_fixtures::{VIDEO_SERVER, clip, missing_processor, write_model};
+use crate::test_support::videos::{VIDEO_SERVER, clip, missing_processor, write_model};
 use crate::{Cause as ErrorCause, Generation, Pipeline, PipelineLimits, VllmProcessorOptions};
 
 const VIDEO_TOKEN: TokenId = TokenId(447);
@@ -149,7 +151,7 @@ async fn video_is_planned_and_routed_without_processor() {
         let mut hashes = Vec::new();
         for _ in 0..2 {
             let prompt = conversation(&[&clip], json!({}));
-            let prepared = test.prepare(prompt, ClientSampling::default()).await.unwrap();
+            let mut prepared = test.prepare(prompt, ClientSampling::default()).await.unwrap();
             let plan = &prepared.plans[0];
             let video_tokens = plan.tokens.iter().filter(|token| **token == VIDEO_TOKEN).count();
             assert_eq!(video_tokens, planned_tokens(&test.pipeline.model, &clip), "{name}");
@@ -162,7 +164,7 @@ async fn video_is_planned_and_routed_without_processor() {
             hashes.push(item.hash);
             backend.hold(item.hash);
             backend.next_job(Script::tokens(&[40]).finish(Finish::Length));
-            Generation::start(&test.pipeline, &prepared).await.unwrap();
+            Generation::start(&test.pipeline, &mut prepared).await.unwrap();
         }
         assert_eq!(hashes[0], hashes[1]);
         assert_eq!(backend.requested_items(), []);
@@ -198,15 +200,25 @@ impl TensorMemory for OwnMemory {
 }
 
 /// Requests the tensors of a prompt's first item, for a model of this type.
+async fn request_tensors(
+    prepared: &crate::Prepared,
+    format: TensorFormat,
+    model_dtype: Option<Dtype>,
+) -> Result<Vec<ItemField>, RequestError> {
+    let memory = Arc::new(OwnMemory);
+    let is_still_needed = Arc::new(|| true);
+    let order = TensorRequest { format, model_dtype, memory, is_still_needed };
+    let tensors = prepared.plans[0].job_items[0].source.tensors(order).await;
+    tensors.map(Option::unwrap).map_err(|error| JobError::Source(error).into())
+}
+
+/// Returns the tensors of a prompt's first item, for a model of this type.
 async fn tensors(
     prepared: &crate::Prepared,
     format: TensorFormat,
     model_dtype: Option<Dtype>,
 ) -> Vec<ItemField> {
-    let memory = Arc::new(OwnMemory);
-    let is_still_needed = Arc::new(|| true);
-    let order = TensorRequest { format, model_dtype, memory, is_still_needed };
-    prepared.plans[0].job_items[0].source.tensors(order).await.unwrap().unwrap()
+    request_tensors(prepared, format, model_dtype).await.unwrap()
 }
 
 fn bytes(field: &ItemField) -> &[u8] {
@@ -254,51 +266,11 @@ async fn planned_frames_become_tensors_in_order() {
 }
 
 #[tokio::test]
-async fn whole_file_replaces_missing_frames_of_same_prompt() {
-    let clip = clip("h264.mp4");
-    let folder = tempfile::tempdir().unwrap();
-    let tokens = planned_tokens(&model(folder.path()), &clip);
-    let whole = scripted(format!("whole={tokens}"));
-    let VideoTest { test, _folder } = &VideoTest::with(PLANNED, whole).await;
-    let prompt = || conversation(&[&clip], json!({}));
-    for (model_dtype, cause) in [(None, "agent"), (Some(Dtype::BF16), "other_frames")] {
-        let prepared = test.prepare(prompt(), ClientSampling::default()).await.unwrap();
-        let fields = tensors(&prepared, TensorFormat::Raw, model_dtype).await;
-        assert_eq!((&*fields[0].name, bytes(&fields[0])), ("x", &[1, 2, 3, 4][..]));
-        assert_eq!(test.pipeline.metrics.whole_videos(cause), 1);
-    }
-    // The cut is not decoded again.
-    test.prepare(prompt(), ClientSampling::default()).await.unwrap();
-    assert_eq!(test.pipeline.metrics.whole_videos("other_frames"), 2);
-}
-
-#[tokio::test]
-async fn retry_after_other_prompt_uses_whole_file() {
-    const TOKENS: usize = 9;
-    let whole = scripted(format!("whole={TOKENS}"));
-    let VideoTest { test, _folder } = &VideoTest::with(PLANNED, whole).await;
-    let clip = clip("h264.mp4");
-    let prompt = || conversation(&[&clip], json!({}));
-    let planned = test.prepare(prompt(), ClientSampling::default()).await.unwrap();
-    let error = Generation::start(&test.pipeline, &planned).await.err().unwrap();
-    assert!(
-        matches!(&error.cause, ErrorCause::Processor(ProcessorError::Unavailable(_))),
-        "{error}"
-    );
-    let whole = test.prepare(prompt(), ClientSampling::default()).await.unwrap();
-    let video_tokens = whole.plans[0].tokens.iter().filter(|token| **token == VIDEO_TOKEN);
-    assert_eq!(video_tokens.count(), TOKENS);
-    assert_ne!(whole.plans[0].job_items[0].hash, planned.plans[0].job_items[0].hash);
-    test.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Length));
-    Generation::start(&test.pipeline, &whole).await.unwrap();
-}
-
-#[tokio::test]
 async fn missing_processor_fails_with_retryable_error() {
     let VideoTest { test, _folder } = &VideoTest::new(PLANNED).await;
     let prompt = conversation(&[&clip("h264.mp4")], json!({}));
-    let prepared = test.prepare(prompt, ClientSampling::default()).await.unwrap();
-    let error = Generation::start(&test.pipeline, &prepared).await.err().unwrap();
+    let mut prepared = test.prepare(prompt, ClientSampling::default()).await.unwrap();
+    let error = Generation::start(&test.pipeline, &mut prepared).await.err().unwrap();
     assert!(matches!(error.cause, ErrorCause::Processor(_)), "{error}");
     assert_eq!(error.field.as_deref(), Some("messages[0].content[1].video_url"));
 }

@@ -59,14 +59,14 @@ pub(crate) async fn chat(
     let adapter = find_model(&state.pipeline, common.model.as_deref())?;
     admission.record.set_adapter(adapter.as_ref());
     admission.cancel_on_disconnect();
-    let prepared =
+    let mut prepared =
         prepare_for_engines(state, generate, adapter.clone(), &caller).await.map_err(to_http)?;
     drop(charge);
     let head = AnswerHead::new("chatcmpl", &caller.id, model_name(state, adapter.as_ref()));
     let tokenizer = state.pipeline.model.tokenizer.clone();
 
     let Some(options) = common.stream else {
-        let (choices, route) = collect(&state.pipeline, &prepared).await.map_err(to_http)?;
+        let (choices, route) = collect(&state.pipeline, &mut prepared).await.map_err(to_http)?;
         let reads_reasoning = prepared.reads_reasoning();
         let usage = answer_usage(&route, &choices, reads_reasoning);
         state.metrics.count_tokens(usage);
@@ -88,7 +88,7 @@ pub(crate) async fn chat(
         return Ok(response);
     };
 
-    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(to_http)?;
+    let generation = Generation::start(&state.pipeline, &mut prepared).await.map_err(to_http)?;
     let route = generation.route();
     let shown =
         shown_prompt(&prepared, &route, common.return_token_ids).map(|tokens| tokens.as_slice());
@@ -147,7 +147,7 @@ pub(crate) async fn completions(
     let preparing = generate
         .into_iter()
         .map(|request| prepare_for_engines(state, request, adapter.clone(), &caller));
-    let prepared = try_join_all(preparing).await.map_err(to_http)?;
+    let mut prepared = try_join_all(preparing).await.map_err(to_http)?;
     drop(charge);
     // One answer has the log probabilities of all prompts.
     let tokens = prepared.iter().map(|prompt| prompt.text_tokens().len()).sum();
@@ -157,10 +157,10 @@ pub(crate) async fn completions(
     let with_ids = common.return_token_ids;
 
     let Some(options) = common.stream else {
-        return complete_at_once(state, &caller, head, (&prepared, &echoed), &common, admission)
+        return complete_at_once(state, &caller, head, (prepared, &echoed), &common, admission)
             .await;
     };
-    let starting = prepared.iter().map(|prompt| Generation::start(&state.pipeline, prompt));
+    let starting = prepared.iter_mut().map(|prompt| Generation::start(&state.pipeline, prompt));
     let generations = try_join_all(starting).await.map_err(to_http)?;
     let routes: Vec<_> = generations.iter().map(Generation::route).collect();
     let first_route = routes.first().copied();
@@ -240,11 +240,12 @@ async fn complete_at_once(
     state: &Arc<EndpointState>,
     caller: &RequestContext,
     head: AnswerHead,
-    (prepared, echoed): (&[Prepared], &[Option<Arc<EchoedPrompt>>]),
+    (mut prepared, echoed): (Vec<Prepared>, &[Option<Arc<EchoedPrompt>>]),
     common: &CommonFields,
     admission: Admission,
 ) -> Result<Response, HttpError> {
-    let answers = join_all(prepared.iter().map(|prompt| collect(&state.pipeline, prompt))).await;
+    let answers =
+        join_all(prepared.iter_mut().map(|prompt| collect(&state.pipeline, prompt))).await;
     let answers: Vec<_> =
         answers.into_iter().collect::<Result<_, _>>().map_err(|error| state.http_error(error))?;
     let mut total = Usage::default();

@@ -37,13 +37,13 @@ pub(crate) async fn messages(
     admission.record.set_adapter(adapter.as_ref());
     admission.cancel_on_disconnect();
     let generate = order_messages(state, generate).await.map_err(to_http)?;
-    let prepared =
+    let mut prepared =
         prepare_for_engines(state, generate, adapter.clone(), &caller).await.map_err(to_http)?;
     drop(charge);
     let head = Head::new(&caller.id, model_name(state, adapter.as_ref()));
 
     if !is_streamed {
-        let (choices, route) = collect(&state.pipeline, &prepared).await.map_err(to_http)?;
+        let (choices, route) = collect(&state.pipeline, &mut prepared).await.map_err(to_http)?;
         let usage = answer_usage(&route, &choices, prepared.reads_reasoning());
         state.metrics.count_tokens(usage);
         admission.record.set_route(route);
@@ -54,7 +54,7 @@ pub(crate) async fn messages(
         return Ok(response);
     }
 
-    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(to_http)?;
+    let generation = Generation::start(&state.pipeline, &mut prepared).await.map_err(to_http)?;
     let route = generation.route();
     let start = events::message_start(&head, answer_usage(&route, &[], prepared.reads_reasoning()));
     let options = StreamOptions::ALL_USAGE;

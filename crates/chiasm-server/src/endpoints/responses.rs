@@ -33,7 +33,7 @@ pub(crate) async fn create(
     let adapter = find_model(&state.pipeline, common.model.as_deref())?;
     admission.record.set_adapter(adapter.as_ref());
     admission.cancel_on_disconnect();
-    let prepared =
+    let mut prepared =
         prepare_for_engines(state, generate, adapter.clone(), &caller).await.map_err(to_http)?;
     let name = model_name(state, adapter.as_ref());
     let head = Head::new(
@@ -47,7 +47,8 @@ pub(crate) async fn create(
     let wants_logprobs = prepared.sampling().logprobs.is_some();
 
     let Some(options) = common.stream else {
-        let (mut choices, route) = collect(&state.pipeline, &prepared).await.map_err(to_http)?;
+        let (mut choices, route) =
+            collect(&state.pipeline, &mut prepared).await.map_err(to_http)?;
         let usage = answer_usage(&route, &choices, prepared.reads_reasoning());
         state.metrics.count_tokens(usage);
         admission.record.set_route(route);
@@ -66,7 +67,7 @@ pub(crate) async fn create(
         return Ok(response);
     };
 
-    let generation = Generation::start(&state.pipeline, &prepared).await.map_err(to_http)?;
+    let generation = Generation::start(&state.pipeline, &mut prepared).await.map_err(to_http)?;
     let route = generation.route();
     let meter = Meter::new(state, options, vec![route], admission, prepared.reads_reasoning());
     let writer = || {

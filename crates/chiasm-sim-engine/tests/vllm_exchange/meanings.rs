@@ -25,7 +25,7 @@ pub(crate) fn read(kind: &str, frames: &[Bytes]) -> Result<Value, String> {
             .map(|engine_ready| ready(&engine_ready))
             .map_err(|error| error.to_string()),
         "hello" => Hello::decode(&frames[0])
-            .map(|Hello { status, local, headless }| {
+            .map(|Hello { status, local, headless, parallel_config_hash: _ }| {
                 json!({"status": status, "local": local, "headless": headless})
             })
             .map_err(|error| error.to_string()),

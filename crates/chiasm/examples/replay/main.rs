@@ -117,6 +117,7 @@ async fn run(arguments: &[String]) -> Result<(), Box<dyn Error>> {
         embeddings: None,
         kv_connector: chiasm_engine::KvConnector::Nixl,
         side_channel: None,
+        place: None,
     };
     host.check()?;
     let recorder = Arc::new(Recorder::default());

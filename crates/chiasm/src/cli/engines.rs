@@ -134,7 +134,8 @@ pub(crate) struct EngineArgs {
     )]
     pub(crate) engine_timeout: Duration,
     /// Seconds of silence after which an attached engine counts as hung, and requests that wait for
-    /// it move to others. Launched engines are judged by the activity of their processes instead
+    /// it move to others. Launched engines are judged by the activity of their processes instead;
+    /// those of a group (--data-parallel-size after --) start again together after this time
     #[arg(
         long,
         env = "CHIASM_ENGINE_HANG_TIMEOUT",

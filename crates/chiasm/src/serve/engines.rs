@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use chiasm_backend::{Connector, PrivateNetwork};
+use chiasm_engine::group::EngineGroup;
+use chiasm_engine::launch::GroupPlace;
 use chiasm_engine::state::StateDir;
 use chiasm_engine::{
-    AttachHost, EmbeddingStore, EngineConnector, EngineHost, EngineOptions, LaunchHost,
+    AttachHost, ClientOptions, EmbeddingStore, EngineConnector, EngineHost, EngineOptions,
+    GroupHost, LaunchHost,
 };
 use chiasm_pipeline::model::ServedModel;
 use chiasm_sim_engine::{EmbeddingFolder, SimConfig};
@@ -15,6 +18,7 @@ use chiasm_vision::AcceptedMedia;
 use serde_json::Value;
 
 use super::gpus::{VISIBLE_GPUS, select_gpus};
+use super::groups;
 use super::settings::{receiver_cache_bytes, receiver_cache_gb};
 use super::shared_gpu;
 use crate::cli::{AttachArg, RoleArgs, ServeArgs, UpstreamArg};
@@ -41,7 +45,8 @@ pub(super) fn vllm_args(args: &ServeArgs, reasoning_parser: Option<&str>) -> Vec
         reasoning_parser.filter(|_| !is_given).map(|name| format!("{REASONING_PARSER}={name}"));
     let kwargs = args.engines.mm_processor_kwargs.clone();
     let kwargs = kwargs.map(|kwargs| format!("{PROCESSOR_KWARGS}={}", Value::Object(kwargs)));
-    args.vllm_args.iter().cloned().chain(kwargs).chain(parser).collect()
+    let given = groups::without_group_size(&args.vllm_args);
+    given.into_iter().chain(kwargs).chain(parser).collect()
 }
 
 /// Returns the connectors of launched, simulated or attached engines.
@@ -75,6 +80,12 @@ pub(super) fn connectors(
             }),
             ..config.clone()
         };
+        let size = groups::group_size(&args.vllm_args)?;
+        if size > 1 {
+            let groups = counts.roles().map(|_| groups::group(args, size));
+            let host = |_, rank| Ok(SimHost::new(SimConfig { rank, ..config.clone() }));
+            return group_connectors(options, groups.collect(), host);
+        }
         return Ok(counts
             .roles()
             .map(|role| connector(SimHost::new(role_config(role)), &role_options(role)))
@@ -103,6 +114,10 @@ pub(super) fn connectors(
     let launched = args.launched();
     let shares =
         engines.share_gpu.then(|| shared_gpu::GpuShares::from_args(args, &launched)).transpose()?;
+    if let Some(groups) = groups::launched_groups(args)? {
+        let host = |index, rank| rank_host(args, model, loras, index, rank);
+        return group_connectors(options, groups, host);
+    }
     (0..)
         .zip(launched.roles())
         .map(|(index, role)| {
@@ -121,6 +136,44 @@ pub(super) fn connectors(
             Ok(stateful_connector(host, &role_options(role), state.as_ref(), model))
         })
         .collect()
+}
+
+/// Returns the connectors of engines in groups, one for each rank. `host` starts the engine of a
+/// group, by the group's index, and a rank.
+fn group_connectors<H: EngineHost>(
+    options: &EngineOptions,
+    groups: Vec<Arc<EngineGroup>>,
+    host: impl Fn(u32, u16) -> Result<H, CliError>,
+) -> Result<Vec<Box<dyn Connector>>, CliError> {
+    let mut connectors = Vec::new();
+    for (index, group) in (0..).zip(groups) {
+        for rank in 0..group.size() {
+            let client = ClientOptions { rank, ..options.client.clone() };
+            let options = EngineOptions { client, ..options.clone() };
+            let host = GroupHost::new(group.clone(), rank, host(index, rank)?);
+            connectors.push(connector(host, &options));
+        }
+    }
+    Ok(connectors)
+}
+
+/// Returns the launcher of a rank in the group with this index.
+fn rank_host(
+    args: &ServeArgs,
+    model: &ServedModel,
+    loras: &LoraSetup,
+    index: u32,
+    rank: u16,
+) -> Result<LaunchHost, CliError> {
+    let size = groups::group_size(&args.vllm_args)?;
+    let host = LaunchHost {
+        gpus: groups::gpus_of_rank(args, index, size, rank)?,
+        place: Some(GroupPlace { size, rank }),
+        handshake_port: handshake_port(args, index * u32::from(size) + u32::from(rank))?,
+        ..launch_host(args, model, loras, index, Role::Aggregated)?
+    };
+    host.check().map_err(|error| CliError::Usage(error.to_string()))?;
+    Ok(host)
 }
 
 /// Returns the store through which engines exchange embeddings, if some engines only encode.
@@ -160,12 +213,6 @@ fn launch_host(
     let engines = &args.engines;
     let visible = std::env::var(VISIBLE_GPUS).ok();
     let gpus = select_gpus(index, engines.gpus_per_engine, engines.share_gpu, visible.as_deref())?;
-    let handshake_port = match engines.engine_port {
-        None => 0,
-        Some(first) => u16::try_from(u32::from(first) + index).map_err(|_| {
-            CliError::Usage(format!("--engine-port {first} leaves no port for engine {index}"))
-        })?,
-    };
     let common_args = vllm_args(args, model.answers.engine_parser());
     Ok(LaunchHost {
         vllm: engines.vllm.clone(),
@@ -177,12 +224,21 @@ fn launch_host(
             .collect(),
         gpus,
         receiver_cache_gb: receiver_cache_gb(args),
-        handshake_port,
+        handshake_port: handshake_port(args, index)?,
         role,
         kv_connector: args.roles.kv_connector.clone(),
         embeddings: None,
         side_channel: None,
+        place: None,
         keep: engines.keep_engines,
+    })
+}
+
+/// Returns the handshake port of the engine with this index; 0 for any free port.
+fn handshake_port(args: &ServeArgs, index: u32) -> Result<u16, CliError> {
+    let Some(first) = args.engines.engine_port else { return Ok(0) };
+    u16::try_from(u32::from(first) + index).map_err(|_| {
+        CliError::Usage(format!("--engine-port {first} leaves no port for engine {index}"))
     })
 }
 

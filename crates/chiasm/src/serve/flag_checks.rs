@@ -10,6 +10,7 @@ use chiasm_prompt::ChatTemplate;
 use chiasm_types::Role;
 
 use super::engines::upstream_connector;
+use super::groups;
 use super::server_flags;
 use super::settings::{check_media_folder, routing_options};
 use crate::agents;
@@ -47,11 +48,13 @@ pub(crate) fn check_flags(args: &ServeArgs, side: Side) -> Result<(), CliError> 
 /// Checks that vLLM's engines can be launched with the flags after `--`, and the flags of their
 /// roles.
 fn check_launched(args: &ServeArgs) -> Result<(), CliError> {
+    groups::check(args)?;
+    let vllm_args = groups::without_group_size(&args.vllm_args);
     let launched = args.launched();
     let has_encoders = launched.roles().any(|role| role == Role::Encode);
     for role in launched.roles() {
         let flags: Vec<String> =
-            args.vllm_args.iter().cloned().chain(args.roles.vllm_flags(role)).collect();
+            vllm_args.iter().cloned().chain(args.roles.vllm_flags(role)).collect();
         let has_kv_transfer = matches!(role, Role::Prefill | Role::Decode);
         launch::check_flags(&flags, has_kv_transfer, has_encoders)
             .map_err(|error| CliError::Usage(error.to_string()))?;

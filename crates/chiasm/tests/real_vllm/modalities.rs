@@ -18,7 +18,7 @@ use super::tools::{
     TOOL_FLAGS, check_custom_with_allowed_tools, check_forced_call_of_other_apis, check_tool_loop,
     tool_requests,
 };
-use crate::support::scenario_run;
+use crate::support::{Server, scenario_run, video_scenarios};
 
 /// Returns a content part with a file of `tests/clips`. Its extension decides the modality.
 pub(crate) fn clip(name: &str) -> Value {
@@ -216,6 +216,7 @@ async fn check_model(model: &str, requests: &[Value], flags: &[&str]) {
         assert_cached_as_predicted(&server.chat(request).await, block_size, model);
     }
     if model == "qwen25vl" {
+        check_video_scenarios(&server, &environment.version, block_size as u64).await;
         prompts::assert_same(&server, &prompt_data, &environment.version).await;
         check_refused_constraints(&server).await;
         check_tool_loop(&server).await;
@@ -235,4 +236,15 @@ async fn check_model(model: &str, requests: &[Value], flags: &[&str]) {
     assert_eq!(server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await, 0.0, "{model}");
     assert_eq!(server.metric("chiasm_mm_cache_misses_total").await, 0.0, "{model}");
     assert!(server.terminate(Duration::from_secs(60)).await, "SIGTERM ends it with exit code 0");
+}
+
+/// Checks that videos which are planned before they are decoded are routed as expected.
+async fn check_video_scenarios(server: &Server, version: &str, block_size: u64) {
+    for scenario in video_scenarios::all() {
+        wait_settled(server).await;
+        scenario_run::play_requests(scenario.name, &scenario.requests, server, block_size).await;
+    }
+    let planned = server.metric("chiasm_videos_planned_total").await;
+    assert_eq!(planned > 0.0, !version.starts_with("0.31."), "{planned} planned videos");
+    assert_eq!(server.metric("chiasm_replanned_requests_total").await, 0.0);
 }

@@ -7,8 +7,9 @@ pub mod event_grammar;
 pub mod hostile_origin;
 pub mod origin;
 pub mod scenario_run;
+pub mod scripted_videos;
 pub mod stand_ins;
-pub mod videos;
+pub mod video_scenarios;
 pub mod vllm_serves;
 
 use std::io::{BufRead, BufReader};

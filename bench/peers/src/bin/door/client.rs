@@ -18,7 +18,7 @@ const MAX_ERROR_CHARS: usize = 500;
 
 pub(crate) struct Connection {
     sender: SendRequest<Pieces>,
-    host: String,
+    address: SocketAddr,
 }
 
 /// The tokens that a frontend counted.
@@ -126,12 +126,12 @@ impl Connection {
         let (sender, connection) = handshake(TokioIo::new(stream)).await?;
         // An error of the connection fails the request too.
         tokio::spawn(async { drop(connection.await) });
-        Ok(Self { sender, host: address.to_string() })
+        Ok(Self { sender, address })
     }
 
     /// Sends a chat request and reads the whole answer.
     pub(crate) async fn chat(&mut self, body: Pieces) -> Result<(Usage, Response), Box<dyn Error>> {
-        let request = Request::post("/v1/chat/completions").header("host", &self.host);
+        let request = Request::post("/v1/chat/completions").header("host", self.address.to_string());
         let request = request.header("content-type", "application/json").body(body)?;
         let response = self.send(request).await?;
         if response.status != StatusCode::OK {
@@ -142,12 +142,18 @@ impl Connection {
     }
 
     pub(crate) async fn get(&mut self, path: &str) -> Result<Response, Box<dyn Error>> {
-        let request = Request::get(path).header("host", &self.host).body(Pieces::default())?;
+        let request = Request::get(path).header("host", self.address.to_string());
+        let request = request.body(Pieces::default())?;
         self.send(request).await
     }
 
     async fn send(&mut self, request: Request<Pieces>) -> Result<Response, Box<dyn Error>> {
-        self.sender.ready().await?;
+        // Frontends close connections that are idle for seconds, as while requests of many clients
+        // are written.
+        if self.sender.ready().await.is_err() {
+            *self = Self::open(self.address).await?;
+            self.sender.ready().await?;
+        }
         let sent = nanoseconds();
         let (head, mut body) = self.sender.send_request(request).await?.into_parts();
         let mut text = Vec::new();

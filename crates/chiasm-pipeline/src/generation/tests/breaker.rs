@@ -36,7 +36,7 @@ fn script_answers(test: &TestPipeline, worker: usize, times: usize) {
 
 /// Runs a request. Returns the worker that answered it.
 async fn run_request(test: &TestPipeline) -> Result<WorkerId, Cause> {
-    let answer = collect(&test.pipeline, &test.text(ClientSampling::default()).await).await;
+    let answer = collect(&test.pipeline, &mut test.text(ClientSampling::default()).await).await;
     answer.map(|(_, route)| route.worker).map_err(|error| error.cause)
 }
 

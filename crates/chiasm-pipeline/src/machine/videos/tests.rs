@@ -20,7 +20,9 @@ use super::super::{ItemOrigin, MachineMedia, PlanError, PlannedItem};
 use super::*;
 use crate::model::ServedModel;
 use crate::test_support::TestPipeline;
-use crate::video_fixtures::{clip, missing_processor, scripted_processor, video, write_model};
+use crate::test_support::videos::{
+    clip, missing_processor, scripted_processor, video, write_model,
+};
 use crate::{Pipeline, PipelineLimits, VllmProcessorOptions};
 
 const CLIP: &str = "h264_open_gop.mp4";

@@ -68,7 +68,7 @@ async fn moved_attempt_is_marked() {
     server.test.backends[1].next_job(Script::tokens(&[40, 41]).finish(Finish::Length));
     let record = record(&server);
     let (_, route) =
-        collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
+        collect(&server.test.pipeline, &mut prepare(&server, &record).await).await.unwrap();
     assert_eq!(shown(&server), [row("worker_0", "moved", None), row("worker_1", "running", None)]);
     record.set_route(route);
     record.set_usage(Usage { completion_tokens: 2, ..Usage::default() });
@@ -84,7 +84,10 @@ async fn refusal_after_routing_ends_the_entry() {
         JobError::Refused { field: "prompt".to_owned(), message: "is too long".to_owned() };
     server.test.backends[0].next_job(Script::refuse(refused));
     let record = record(&server);
-    collect(&server.test.pipeline, &prepare(&server, &record).await).await.map(drop).unwrap_err();
+    collect(&server.test.pipeline, &mut prepare(&server, &record).await)
+        .await
+        .map(drop)
+        .unwrap_err();
     record.set_response(400, None);
     drop(record);
     assert_eq!(shown(&server), [row("worker_0", "400", None)]);
@@ -95,8 +98,8 @@ async fn disconnect_ends_the_entry() {
     // A job without a script hangs.
     let server = server(1).await;
     let record = record(&server);
-    let prepared = prepare(&server, &record).await;
-    let answer = collect(&server.test.pipeline, &prepared);
+    let mut prepared = prepare(&server, &record).await;
+    let answer = collect(&server.test.pipeline, &mut prepared);
     let late = tokio::time::timeout(Duration::from_secs(1), answer).await;
     assert!(late.is_err());
     assert_eq!(shown(&server), [row("worker_0", "running", None)]);
@@ -110,7 +113,7 @@ async fn forwarded_request_shows_its_first_token() {
     server.test.backends[0].next_job(Script::tokens(&[40]).finish(Finish::Length));
     let record = record(&server);
     let (_, route) =
-        collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
+        collect(&server.test.pipeline, &mut prepare(&server, &record).await).await.unwrap();
     // A forwarded request is recorded when the head of its answer arrives, and its tokens may never
     // be counted.
     record.set_route(RouteOutcome { first_token: None, ..route });
@@ -130,7 +133,7 @@ async fn every_prompt_of_a_list_has_its_own_outcome() {
     let mut total = Usage::default();
     for tokens in [2, 3] {
         let (_, route) =
-            collect(&server.test.pipeline, &prepare(&server, &record).await).await.unwrap();
+            collect(&server.test.pipeline, &mut prepare(&server, &record).await).await.unwrap();
         let usage = Usage { completion_tokens: tokens, ..Usage::default() };
         total += usage;
         record.set_route(route);
