@@ -343,7 +343,7 @@ wire_map!(FieldMap {
     batch_size = "batch_size",
 });
 
-/// A Python `slice`.
+/// The index of an item in a tensor: a Python `slice`.
 struct Slice([Option<i64>; 3]);
 
 impl Wire for Slice {
@@ -351,10 +351,48 @@ impl Wire for Slice {
         to.array(3);
         self.0.iter().for_each(|bound| bound.write(to));
     }
+
+    /// Reads a slice, or a tuple of one slice for each dimension up to the field's, of which only
+    /// the last one selects (`flat_from_sizes` in `vllm/multimodal/inputs.py`).
     fn read(from: &mut Reader<'_>) -> Result<Self, WireError> {
-        let fields = Fields::open(from, 3)?;
-        let bounds = [Option::read(from)?, Option::read(from)?, Option::read(from)?];
-        fields.close_after(3, from)?;
-        Ok(Self(bounds))
+        if !from.peek_is_nested()? {
+            return read_bounds(from).map(Self);
+        }
+        let last = from.list(read_bounds)?.pop();
+        last.map(Self).ok_or_else(|| Problem::TooShort { expected: 1, found: 0 }.at(""))
+    }
+}
+
+fn read_bounds(from: &mut Reader<'_>) -> Result<[Option<i64>; 3], WireError> {
+    let fields = Fields::open(from, 3)?;
+    let bounds = [Option::read(from)?, Option::read(from)?, Option::read(from)?];
+    fields.close_after(3, from)?;
+    Ok(bounds)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns the kind of a flat field with `dim` whose only index is `index`.
+    fn read_flat(index: &[u8], dim: u8) -> Result<FieldKind, WireError> {
+        let head = b"\x92\xa4flat\x83\xabkeep_on_cpu\xc2\xa6slices\x91";
+        let frame = [&head[..], index, b"\xa3dim", &[dim]].concat();
+        FieldKind::read(&mut Reader::new(&[frame.into()])?)
+    }
+
+    #[test]
+    fn index_is_a_slice_or_a_tuple_of_slices() {
+        let flat = |dim| FieldKind::Flat {
+            slices: vec![[Some(0), Some(24), None]],
+            dim,
+            keep_on_cpu: false,
+        };
+        assert_eq!(read_flat(b"\x93\x00\x18\xc0", 0).unwrap(), flat(0));
+        assert_eq!(read_flat(b"\x91\x93\x00\x18\xc0", 0).unwrap(), flat(0));
+        let all_then_slice = b"\x92\x93\xc0\xc0\xc0\x93\x00\x18\xc0";
+        assert_eq!(read_flat(all_then_slice, 1).unwrap(), flat(1));
+        read_flat(b"\x91\x91\x93\x00\x18\xc0", 0).unwrap_err();
+        read_flat(b"\x90", 0).unwrap_err();
     }
 }

@@ -271,6 +271,14 @@ impl<'a> Reader<'a> {
         Ok(starts_with_string)
     }
 
+    /// Returns `true` if the next value is an array that starts with an array. Reads nothing.
+    pub(crate) fn peek_is_nested(&self) -> Result<bool, WireError> {
+        let mut ahead = Reader { frames: self.frames, rest: self.rest };
+        let starts_with_array = ahead.array()? > 0
+            && matches!(ahead.peek()?, Marker::FixArray(_) | Marker::Array16 | Marker::Array32);
+        Ok(starts_with_array)
+    }
+
     /// Skips one value of any type and depth.
     pub(crate) fn skip(&mut self) -> Result<(), WireError> {
         // A counter replaces recursion. Each round consumes a byte, so the loop ends with the
