@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use zeromq::util::PeerIdentity;
-use zeromq::{Endpoint, Socket, SocketEvent, SocketOptions};
+use zeromq::{Endpoint, Socket, SocketEvent, SocketOptions, SocketRecv, ZmqMessage};
 
 use crate::error::SimError;
 
@@ -52,7 +52,7 @@ impl<S: Socket> Connection<S> {
     }
 
     /// Returns the socket, and a future that completes when the peer is gone.
-    pub(crate) fn split(&mut self) -> (&mut S, impl Future<Output = ()>) {
+    fn split(&mut self) -> (&mut S, impl Future<Output = ()>) {
         let events = &mut self.events;
         let lost = async move {
             while let Some(event) = events.next().await {
@@ -62,6 +62,18 @@ impl<S: Socket> Connection<S> {
             }
         };
         (&mut self.socket, lost)
+    }
+}
+
+impl<S: Socket + SocketRecv> Connection<S> {
+    /// Receives the next message. Returns `None` when the peer is gone.
+    pub(crate) async fn receive(&mut self) -> Option<ZmqMessage> {
+        let (socket, lost) = self.split();
+        tokio::select! {
+            biased;
+            message = socket.recv() => message.ok(),
+            () = lost => None,
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use chiasm_engine::wire::{EngineCoreOutputs, InitMessage, Value, output};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use zeromq::{SocketRecv, SubSocket};
+use zeromq::SubSocket;
 
 use crate::connection::{Connection, check_address};
 use crate::error::SimError;
@@ -80,13 +80,7 @@ impl Membership {
         let mut connection = Connection::<SubSocket>::open(&self.coordinator_input, None).await;
         connection.socket.subscribe("").await.map_err(|_| lost())?;
         loop {
-            let (socket, gone) = connection.split();
-            let message = tokio::select! {
-                biased;
-                message = socket.recv() => message.ok(),
-                () = gone => None,
-            };
-            let message = message.ok_or_else(lost)?;
+            let message = connection.receive().await.ok_or_else(lost)?;
             if message.get(0).is_some_and(|frame| *frame == READY) {
                 return Ok(connection);
             }
@@ -99,14 +93,7 @@ pub(crate) async fn follow(
     mut coordinator: Connection<SubSocket>,
     work: mpsc::UnboundedSender<Work>,
 ) {
-    loop {
-        let (socket, lost) = coordinator.split();
-        let message = tokio::select! {
-            biased;
-            message = socket.recv() => message.ok(),
-            () = lost => None,
-        };
-        let Some(message) = message else { return };
+    while let Some(message) = coordinator.receive().await {
         if let Some((wave, started_by)) = decode_start(&message.into_vec()) {
             let _ = work.send(Work::StartWave { wave, started_by });
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use chiasm_engine::wire::handshake::{KvEventsConfig, identity};
 use chiasm_engine::wire::{EngineReady, Hello, InitMessage};
-use zeromq::{DealerSocket, SocketRecv, SocketSend};
+use zeromq::{DealerSocket, SocketSend};
 
 use crate::config::SimConfig;
 use crate::connection::{Connection, check_address};
@@ -62,15 +62,10 @@ impl Handshake {
 
     async fn hello(&mut self) -> Result<InitMessage, SimError> {
         let lost_frontend = SimError::HandshakeLost(self.address.clone());
-        let (socket, lost) = self.connection.split();
-        if socket.send(Hello::hello().encode().into()).await.is_err() {
+        if self.connection.socket.send(Hello::hello().encode().into()).await.is_err() {
             return Err(lost_frontend);
         }
-        let message = tokio::select! {
-            biased;
-            message = socket.recv() => message.ok(),
-            () = lost => None,
-        };
+        let message = self.connection.receive().await;
         match message.and_then(|message| message.get(0).cloned()) {
             Some(frame) => Ok(InitMessage::decode(&frame)?),
             None => Err(lost_frontend),

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use chiasm_engine::wire::handshake::identity;
 use tokio::sync::{mpsc, oneshot, watch};
-use zeromq::{DealerSocket, PushSocket, SocketRecv, SocketSend, ZmqMessage};
+use zeromq::{DealerSocket, PushSocket, SocketSend, ZmqMessage};
 
 use crate::connection::{Connection, RECONNECT_PAUSE};
 use crate::intake::Intake;
@@ -30,14 +30,7 @@ pub(crate) async fn receive(
             }
             let _ = connected.send(());
         }
-        loop {
-            let (socket, lost) = connection.split();
-            let message = tokio::select! {
-                biased;
-                message = socket.recv() => message.ok(),
-                () = lost => None,
-            };
-            let Some(message) = message else { break };
+        while let Some(message) = connection.receive().await {
             if let Err(error) = intake.take(&message.into_vec()) {
                 let problem = error.to_string();
                 tracing::warn!(
