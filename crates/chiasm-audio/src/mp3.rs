@@ -19,6 +19,8 @@ use tag::Tag;
 const DECODER_DELAY: u64 = 529;
 /// The bytes of the header of an ID3v2 tag.
 const ID3_HEADER_BYTES: usize = 10;
+/// The smallest content of an ID3v2 tag: the header of one entry.
+const MIN_ID3_BYTES: usize = 10;
 /// The bytes of an ID3v1 tag, at the end of a file.
 const ID3V1_BYTES: usize = 128;
 
@@ -49,12 +51,22 @@ pub(crate) fn read(file: &[u8], loader: &Loader) -> Result<Recording, LengthErro
             if u64::from(tag.frames) != scan.frames {
                 return Err(LengthError::OtherLength);
             }
-            tag.samples(total, loader)
+            let samples = tag.samples(total, loader);
+            // FFmpeg does not cut both ends off the same frame.
+            let is_one_frame = samples < u64::from(first.samples);
+            if is_one_frame && matches!(loader, Loader::Torchcodec { .. }) {
+                return Err(LengthError::NoLength);
+            }
+            samples
         }
-        (None, Loader::Torchcodec { .. }) if scan.frames < MIN_RECOGNIZED_FRAMES => {
-            return Err(LengthError::Frames);
+        (None, Loader::Torchcodec { .. }) => {
+            // FFmpeg drops the frame behind a tag that is damaged.
+            let may_have_tag = tag::is_silent(file, start, &first);
+            if may_have_tag || scan.frames < MIN_RECOGNIZED_FRAMES {
+                return Err(LengthError::Frames);
+            }
+            total
         }
-        (None, Loader::Torchcodec { .. }) => total,
         (None, Loader::Sndfile { .. }) => {
             let frames = end as f64 / scan.first_bytes as f64;
             total.min((frames * f64::from(first.samples)) as u64)
@@ -77,8 +89,8 @@ fn end_of_id3(file: &[u8]) -> Result<usize, LengthError> {
         return Err(LengthError::Malformed);
     }
     let size = size.iter().fold(0, |size, &byte| size << 7 | usize::from(byte));
-    // libsndfile takes an empty tag for another format.
-    if size == 0 { Err(LengthError::Malformed) } else { Ok(ID3_HEADER_BYTES + size) }
+    // libsndfile takes a file with a tiny tag for another format.
+    if size < MIN_ID3_BYTES { Err(LengthError::Malformed) } else { Ok(ID3_HEADER_BYTES + size) }
 }
 
 /// The frames of a file.
@@ -146,8 +158,24 @@ mod tests {
         // The estimate grows with the size of the file, but the sound does not.
         let whole = read(&[&id3, UNTAGGED, &v1].concat()).unwrap();
         assert!(whole >= read(UNTAGGED).unwrap());
+        assert_eq!(
+            read(&[b"ID3\x04\0\0\0\0\0\x01\0", TAGGED].concat()),
+            Err(LengthError::Malformed)
+        );
         id3[5] = 0x10;
         assert_eq!(read(&[&id3, TAGGED].concat()), Err(LengthError::Malformed));
+    }
+
+    #[test]
+    fn damaged_tag_is_sound_to_libsndfile_only() {
+        let mut damaged = TAGGED.to_vec();
+        let name = damaged.windows(4).position(|name| name == b"Xing").unwrap();
+        damaged[name] = b'Y';
+        let torchcodec = Loader::Torchcodec { ffmpeg: Some(8) };
+        assert!(read(&damaged).unwrap() > 0);
+        assert_eq!(Recording::read(&damaged, &torchcodec), Err(LengthError::Frames));
+        let untagged = Recording::read(UNTAGGED, &torchcodec).unwrap();
+        assert!(untagged.samples > 0 && untagged.samples.is_multiple_of(576));
     }
 
     #[test]

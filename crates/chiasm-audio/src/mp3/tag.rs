@@ -47,8 +47,8 @@ impl Tag {
         if !has_name {
             return Ok(None);
         }
-        // mpg123 looks for a tag only behind silence, apart from a checksum.
-        if frame[HEADER_BYTES + 2..name_at].iter().any(|&byte| byte != 0) {
+        // mpg123 looks for a tag only behind silence.
+        if !is_silent(file, start, header) {
             return Err(LengthError::Malformed);
         }
         let flags = u32_at(frame, name_at + 4).ok_or(LengthError::Malformed)?;
@@ -79,6 +79,12 @@ impl Tag {
         let end = total.min((total + DECODER_DELAY).saturating_sub(padding));
         end.saturating_sub(delay + DECODER_DELAY)
     }
+}
+
+/// Returns `true` if a frame has empty side information, apart from a checksum.
+pub(super) fn is_silent(file: &[u8], start: usize, header: &FrameHeader) -> bool {
+    let side = start + HEADER_BYTES + 2..start + HEADER_BYTES + header.side_bytes();
+    file.get(side).is_some_and(|side| side.iter().all(|&byte| byte == 0))
 }
 
 /// Checks the number of bytes in a tag. FFmpeg ignores the number of frames of a tag if the file is
