@@ -101,8 +101,8 @@ impl VideoTest {
     async fn request(&self) {
         self.harness.engine.next_job(Script::tokens(&[40]).finish(Finish::Length));
         let sampling = ClientSampling::default();
-        let prepared = self.frontend.prepare(video(&clip(CLIP)), sampling).await.unwrap();
-        Generation::start(&self.frontend.pipeline, &prepared).await.unwrap();
+        let mut prepared = self.frontend.prepare(video(&clip(CLIP)), sampling).await.unwrap();
+        Generation::start(&self.frontend.pipeline, &mut prepared).await.unwrap();
     }
 
     /// Returns the number of tokens that the clip's plan has.
@@ -180,9 +180,9 @@ async fn video_is_sent_as_its_cut() {
     let processor = scripted_processor(test.folder.path(), "frames");
     let frontend = serve_with(connector, processor, &test.folder).await;
     let sampling = ClientSampling::default();
-    let prepared = frontend.prepare(video(&file), sampling).await.unwrap();
+    let mut prepared = frontend.prepare(video(&file), sampling).await.unwrap();
     local.next_job(Script::tokens(&[40]).finish(Finish::Length));
-    Generation::start(&frontend.pipeline, &prepared).await.unwrap();
+    Generation::start(&frontend.pipeline, &mut prepared).await.unwrap();
     let engine = &test.harness.engine;
     assert_eq!(engine.jobs()[0].media[0].hash, local.jobs()[0].media[0].hash);
     assert!(tensors(engine, 0).await == tensors(&local, 0).await, "the tensors differ");
