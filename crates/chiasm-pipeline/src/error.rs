@@ -173,6 +173,12 @@ impl RequestError {
         Cause::Internal(message.into()).into()
     }
 
+    /// Creates the error of a media item whose tensors do not fit the prompt that was planned for
+    /// it. The cached plan must have been replaced before, or planning again would repeat it.
+    pub(super) fn stale_plan(reason: impl Into<String>) -> Self {
+        ProcessorError::Unavailable(format!("{}; try again", reason.into())).into()
+    }
+
     /// Creates the error for requests before any engine has connected.
     pub fn not_ready() -> Self {
         Cause::NoWorker("no engine is ready yet".to_owned()).into()
