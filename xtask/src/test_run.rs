@@ -269,27 +269,32 @@ fn announce(number: usize, total: usize, step: &Step) {
     let _ = io::stdout().flush();
 }
 
-/// Returns a table of all steps with the total time, then the slow steps and the failures.
+/// Returns a table of the steps that ran with the total time, then the steps that did not run, the
+/// slow steps and the failures.
 fn summary(plan: &[&Step], results: &[StepResult], total: Duration) -> String {
     let mut lines = Vec::new();
     let width = plan.iter().map(|step| step.title.len()).max().unwrap_or(0);
     let line = |title: &str, time: &str, outcome: &str| {
         format!("{title:width$}  {time:>26}  {outcome}").trim_end().to_owned()
     };
+    let mut not_run = Vec::new();
     for step in plan {
-        lines.push(match results.iter().find(|result| result.title == step.title) {
-            Some(result) => {
-                let outcome = match result.outcome {
-                    Outcome::Passed => "passed",
-                    Outcome::Failed(_) => "FAILED",
-                    Outcome::Skipped(reason) => reason,
-                };
-                line(result.title, &time_and_budget(result.time, result.budget), outcome)
-            }
-            None => line(step.title, "", "not run"),
-        });
+        let Some(result) = results.iter().find(|result| result.title == step.title) else {
+            not_run.push(step.title);
+            continue;
+        };
+        let outcome = match result.outcome {
+            Outcome::Passed => "passed",
+            Outcome::Failed(_) => "FAILED",
+            Outcome::Skipped(reason) => reason,
+        };
+        lines.push(line(result.title, &time_and_budget(result.time, result.budget), outcome));
     }
     lines.push(line("total", &readable(total), ""));
+    if !not_run.is_empty() {
+        // One line: a log of which only the end is kept must still show why the step failed.
+        lines.push(format!("not run: {}", not_run.join(", ")));
+    }
     for result in results.iter().filter(|result| is_slow(result)) {
         let time = time_and_budget(result.time, result.budget);
         lines.push(format!(
@@ -346,8 +351,8 @@ mod tests {
         assert!(lines[0].ends_with("passed"), "{text}");
         assert!(lines[1].ends_with("no tool"), "{text}");
         assert!(lines[2].ends_with("FAILED"), "{text}");
-        assert!(lines[3].ends_with("not run"), "{text}");
-        assert!(text.contains("12 min 34 s"), "{text}");
+        assert!(lines[3].contains("12 min 34 s"), "{text}");
+        assert!(lines[4].starts_with(&format!("not run: {}, ", plan[3].title)), "{text}");
         assert!(text.ends_with(&format!("FAILED: {}: it broke", plan[2].title)), "{text}");
     }
 
