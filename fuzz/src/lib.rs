@@ -1,5 +1,7 @@
 //! The properties that hold for any input of the fuzz targets.
 
+#[path = "../../crates/chiasm-audio/tests/properties.rs"]
+mod audio_properties;
 #[path = "../../crates/chiasm-video/tests/properties.rs"]
 mod video_properties;
 
@@ -127,4 +129,9 @@ pub fn video(data: &[u8]) {
     let (file, choice) = data.split_at(data.len().saturating_sub(4));
     let wanted: Vec<u64> = choice.iter().map(|&byte| byte.into()).collect();
     video_properties::index_and_cut(file, &wanted, 2);
+}
+
+/// Reads the length of a recording and computes its size in models.
+pub fn recording(file: &[u8]) {
+    audio_properties::length_and_size(file);
 }

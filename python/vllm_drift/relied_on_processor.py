@@ -6,6 +6,10 @@ INPUTS = "multimodal/inputs.py"
 MEDIA = "multimodal/media/connector.py"
 PROCESSOR = "multimodal/processing/processor.py"
 OPENCV = "multimodal/video_decoders/opencv.py"
+AUDIO = "multimodal/media/audio.py"
+QWEN2_AUDIO = "model_executor/models/qwen2_audio.py"
+QWEN3_OMNI = "model_executor/models/qwen3_omni_moe_thinker.py"
+OMNI = "model_executor/models/qwen2_5_omni_thinker.py"
 CHAT = "entrypoints/openai/chat_completion/protocol.py"
 HELPER = "python/chiasm_processor/chiasm_processor"
 
@@ -113,6 +117,45 @@ PROCESSORS = (
             ),
             Code("tokenizers/mistral.py", "maybe_serialize_tool_calls", "truncate_tool_call_ids"),
             Values("renderers/kimi_k3.py", "_K3_MEDIA_IO_DEFAULTS"),
+        ),
+    ),
+    Group(
+        "vLLM's processor: recordings",
+        "the lengths and tokens of recordings, without decoding them",
+        (
+            f"{HELPER}/audio.py",
+            "crates/chiasm-audio/src/loader.rs",
+            "crates/chiasm-audio/src/model.rs",
+        ),
+        (
+            Code(AUDIO, "load_audio", "load_audio_soundfile", "load_audio_pyav"),
+            Code(AUDIO, "load_audio_torchcodec"),
+            Code("multimodal/audio.py", "resample_audio_torchaudio", "AudioResampler.resample"),
+            Code("multimodal/audio.py", "normalize_audio"),
+            Code("multimodal/parse.py", "MultiModalDataParser._parse_audio_data"),
+            Code(QWEN2_AUDIO, "_get_feat_extract_output_lengths"),
+            Code(
+                QWEN2_AUDIO,
+                "Qwen2AudioMultiModalProcessor._get_hf_mm_inputs",
+                "Qwen2AudioMultiModalProcessor._get_prompt_updates",
+            ),
+            Code(
+                OMNI,
+                "Qwen2_5OmniThinkerMultiModalProcessor._get_prompt_updates",
+                "Qwen2_5OmniThinkerMultiModalProcessor._maybe_apply_prompt_updates",
+            ),
+            Code(OMNI, "Qwen2_5OmniThinkerMultiModalProcessor._postprocess_hf_mm_data"),
+            Code(
+                QWEN3_OMNI,
+                "_get_feat_extract_output_lengths",
+                "Qwen3OmniMoeThinkerMultiModalProcessor._get_hf_mm_inputs",
+                "Qwen3OmniMoeThinkerMultiModalProcessor._postprocess_hf_mm_data",
+            ),
+            Code(
+                QWEN3_OMNI,
+                "Qwen3OmniMoeThinkerMultiModalProcessor._get_prompt_updates",
+                "Qwen3OmniMoeThinkerMultiModalProcessor._maybe_apply_prompt_updates",
+            ),
         ),
     ),
     Group(

@@ -14,7 +14,7 @@ use crate::setup::Setup;
 use crate::vllm_env::VllmEnv;
 
 /// The scripts. Each runs in the repository's root and writes its files where the tests read them.
-const SCRIPTS: [Script; 11] = [
+const SCRIPTS: [Script; 12] = [
     Script::new("python/goldens/make_vision_goldens.py", Arguments::None),
     Script::new(
         "python/goldens/make_vision_kwargs_goldens.py",
@@ -44,6 +44,10 @@ const SCRIPTS: [Script; 11] = [
     ),
     Script::new("python/media_goldens/make_media_goldens.py", Arguments::None),
     Script::new("python/video_goldens/make_video_goldens.py", Arguments::None),
+    Script::new(
+        "python/audio_goldens/make_audio_goldens.py",
+        Arguments::Models(&["qwen2audio", "omni"]),
+    ),
     Script::new("python/prompt_goldens/make_prompt_goldens.py", Arguments::None),
     Script::new(
         "python/parse_goldens/make_parse_goldens.py",

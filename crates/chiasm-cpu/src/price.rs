@@ -51,6 +51,11 @@ pub fn video_index(bytes: usize) -> Duration {
     Duration::from_micros(500).saturating_add(Duration::from_nanos(bytes as u64 / 2))
 }
 
+/// Estimates reading the length of a recording, whose frames may all have checksums.
+pub fn recording_length(bytes: usize) -> Duration {
+    Duration::from_micros(20).saturating_add(Duration::from_nanos(bytes as u64 * 3))
+}
+
 /// Estimates copying a tensor to the memory of another engine.
 pub fn copy(tensor_bytes: usize) -> Duration {
     Duration::from_nanos(tensor_bytes as u64 / 2)

@@ -340,6 +340,28 @@ impl PipelineMetrics {
         self.media.replanned()
     }
 
+    /// Counts a recording whose tokens were read from its header.
+    pub(crate) fn count_planned_recording(&self) {
+        self.media.count_planned_recording();
+    }
+
+    /// Counts a recording that vLLM's own processor made before its request was routed.
+    pub(crate) fn count_whole_recording(&self, cause: &'static str) {
+        self.media.count_whole_recording(cause);
+    }
+
+    /// Returns the number of recordings that were planned.
+    #[cfg(test)]
+    pub(crate) fn planned_recordings(&self) -> u64 {
+        self.media.planned_recordings()
+    }
+
+    /// Returns the number of recordings that were made before their requests were routed.
+    #[cfg(test)]
+    pub(crate) fn whole_recordings(&self, cause: &'static str) -> u64 {
+        self.media.whole_recordings(cause)
+    }
+
     /// Returns the number of videos that went to vLLM's own processor for a cause.
     #[cfg(test)]
     pub(crate) fn whole_videos(&self, cause: &'static str) -> u64 {

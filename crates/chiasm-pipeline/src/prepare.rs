@@ -255,7 +255,8 @@ async fn prepare_now(
     let namespace = CacheNamespace { adapter: adapter.clone(), salt: cache_salt.clone() };
     let field = prompt.field();
     let span = tracing::debug_span!("plan", items = media.len());
-    let inputs = PlanInputs { prompt, media, classes, namespace, cpu: context.cpu.clone() };
+    let cpu = context.cpu.clone();
+    let inputs = PlanInputs { prompt, media, classes, namespace, cpu, predicts_recordings: true };
     let plans = async {
         let videos = inputs.plan_videos(pipeline).await?;
         let replanning = Replanning::new(pipeline, &inputs, &videos);
@@ -318,6 +319,8 @@ pub(super) struct Preparation<'a> {
     pub(super) namespace: CacheNamespace,
     /// The request's planned videos.
     pub(super) videos: PlannedVideos,
+    /// Lets recordings be planned from their headers.
+    pub(super) predicts_recordings: bool,
 }
 
 /// The parts of a request that separate the KV blocks of equal prompts.

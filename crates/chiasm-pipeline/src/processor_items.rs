@@ -1,17 +1,19 @@
 //! Media items that vLLM's own processor makes.
 //!
 //! The metadata of items is cached. An item's tensors are kept until the chosen engine has them.
+//! The metadata of most recordings is predicted, so that they are made for an engine only.
 
 mod conversation;
 mod expansion;
 mod identity;
 mod processors;
+mod recordings;
 mod source;
 mod start;
 mod video_slots;
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -69,6 +71,9 @@ pub struct VllmProcessorOptions {
     pub may_render_conversations: bool,
     /// `true` if requests may change the processor's settings.
     pub trust_request_kwargs: bool,
+    /// `true` to predict the metadata of recordings from their headers. Otherwise the processor
+    /// makes them before their requests are routed.
+    pub predicts_recordings: bool,
     /// The slots for decoding videos, which all processors share. A video takes one or more, by
     /// its cost.
     pub concurrent_videos: usize,
@@ -95,6 +100,8 @@ struct ItemMetadata {
     updates: Vec<PromptUpdate>,
     /// The number of elements of the largest tensor.
     elements: u64,
+    /// Set if the processor has not reported these metadata yet.
+    is_predicted: bool,
     /// The item's tensors, if they are still in memory.
     tensors: Mutex<Weak<ItemTensors>>,
 }
@@ -223,8 +230,8 @@ impl ReleaseProcessor {
         }))
     }
 
-    /// Opens an item: gets its metadata from the cache, or lets the processor make the item.
-    /// Concurrent calls for one item make it once.
+    /// Opens an item: gets its metadata from the cache, predicts them if it `may_predict`, or lets
+    /// the processor make the item. Concurrent calls for one item make it once.
     ///
     /// # Errors
     /// Returns an error if the model does not support the modality, or if the processor fails.
@@ -233,6 +240,7 @@ impl ReleaseProcessor {
         encoded: &EncodedMedia,
         settings: &Arc<ProcessorSettings>,
         field: &str,
+        may_predict: bool,
     ) -> Result<ProcessorItem, RequestError> {
         let modality = &encoded.modality;
         if !settings.greeting().limits.contains_key(modality.name()) {
@@ -243,7 +251,7 @@ impl ReleaseProcessor {
         }
         let fingerprint = self.fingerprint(settings, modality);
         let key = chiasm_media::mm_hash(&encoded.content, modality, &fingerprint);
-        let (metadata, tensors) = self.metadata(encoded, settings, key).await?;
+        let (metadata, tensors) = self.metadata(encoded, settings, key, may_predict).await?;
         Ok(ProcessorItem {
             settings: settings.clone(),
             encoded: encoded.clone(),
@@ -261,13 +269,20 @@ impl ReleaseProcessor {
         encoded: &EncodedMedia,
         settings: &ProcessorSettings,
         key: MmHash,
+        may_predict: bool,
     ) -> Result<(Arc<ItemMetadata>, Option<Arc<ItemTensors>>), RequestError> {
-        if let Some(cached) = self.cached_metadata(&key) {
+        if let Some(cached) = self.cached_metadata(&key, may_predict) {
             return Ok(cached);
         }
         let _permit = self.single_flight.acquire(key).await;
-        if let Some(cached) = self.cached_metadata(&key) {
+        if let Some(cached) = self.cached_metadata(&key, may_predict) {
             return Ok(cached);
+        }
+        self.check_failure(key)?;
+        if let Some(predicted) = self.predict(encoded, settings, may_predict).await? {
+            let metadata = Arc::new(predicted);
+            self.metadata.insert(key, metadata.clone());
+            return Ok((metadata, None));
         }
         let tensors = self.make(encoded, settings, key).await?;
         let metadata = Arc::new(ItemMetadata::from_tensors(&tensors));
@@ -275,13 +290,17 @@ impl ReleaseProcessor {
         Ok((metadata, Some(tensors)))
     }
 
+    /// Returns cached metadata, and the tensors if they are in memory. Predicted metadata that no
+    /// tensors have confirmed are returned only if `may_predict`.
     fn cached_metadata(
         &self,
         key: &MmHash,
+        may_predict: bool,
     ) -> Option<(Arc<ItemMetadata>, Option<Arc<ItemTensors>>)> {
         let metadata = self.metadata.get(key)?;
         let tensors = metadata.tensors();
-        Some((metadata, tensors))
+        let is_known = !metadata.is_predicted || tensors.is_some();
+        (may_predict || is_known).then_some((metadata, tensors))
     }
 
     /// Lets the processor make an item. The caller holds the item's single-flight permit.
@@ -291,12 +310,7 @@ impl ReleaseProcessor {
         settings: &ProcessorSettings,
         key: MmHash,
     ) -> Result<Arc<ItemTensors>, RequestError> {
-        if let Some((error, until)) = self.failures.get(&key) {
-            if Instant::now() < until {
-                return Err(error);
-            }
-            self.failures.remove(&key);
-        }
+        self.check_failure(key)?;
         let video_permit = match encoded.modality {
             Modality::Video => self.videos.acquire(self.decode_cost(&encoded.bytes).await?).await,
             _ => None,
@@ -319,6 +333,16 @@ impl ReleaseProcessor {
         self.metrics.media_decoded.inc();
         let charge = self.budget.charge(output.used_bytes())?;
         Ok(Arc::new(ItemTensors { output, _charge: charge }))
+    }
+
+    /// Returns the error of the item's last processing if that was a moment ago.
+    fn check_failure(&self, key: MmHash) -> Result<(), RequestError> {
+        let Some((error, until)) = self.failures.get(&key) else { return Ok(()) };
+        if Instant::now() < until {
+            return Err(error);
+        }
+        self.failures.remove(&key);
+        Ok(())
     }
 
     /// Returns the cost of decoding a whole video, or `None` if the file has no readable index.
@@ -417,8 +441,17 @@ impl ItemMetadata {
         Self {
             updates: output.updates.clone(),
             elements,
+            is_predicted: false,
             tensors: Mutex::new(Arc::downgrade(tensors)),
         }
+    }
+
+    /// Returns canonical bytes of the item's tokens in a prompt.
+    fn digest(&self) -> Vec<u8> {
+        let runs = self.updates.iter().flat_map(|update| &update.full);
+        runs.flat_map(|&(token, count)| [u64::from(token), count as u64])
+            .flat_map(u64::to_le_bytes)
+            .collect()
     }
 
     /// Returns the tensors if they are still in memory.
@@ -459,7 +492,11 @@ impl ProcessorItem {
             return Err(RequestError::invalid(&self.field, message));
         };
         let modality = self.encoded.modality.clone();
-        let identity = PlanClass::item_identity(&class.class.processor, &self.fingerprint);
+        let mut identity = PlanClass::item_identity(&class.class.processor, &self.fingerprint);
+        if modality == Modality::Audio {
+            // No engine combines tensors that it holds with a wrong prediction of their tokens.
+            identity = PlanClass::item_identity(&identity, &self.metadata.digest());
+        }
         let hash = chiasm_media::mm_hash(&self.encoded.content, &modality, &identity);
         Ok(ItemPlan {
             modality,
@@ -487,6 +524,7 @@ impl ProcessorItem {
             key: self.key,
             metadata: self.metadata.clone(),
             tensors: Mutex::new(self.tensors.clone()),
+            unplanned: OnceLock::new(),
             cpu: cpu.clone(),
         })
     }

@@ -27,16 +27,19 @@
 //! | `frames` | the frames of a video, decoded one by one |
 //! | `output` | the output of the processes |
 //! | `connection` | messages with files over Unix sockets |
+//! | `greeting`, `audio` | the properties of a model's processor |
 //! | `message` | the messages |
 //! | `memory` | the memory of an item |
 //! | `item` | the validated tensors of an item |
 //! | `error` | errors |
 #![forbid(unsafe_code)]
 
+mod audio;
 mod child;
 mod connection;
 mod error;
 mod frames;
+mod greeting;
 mod item;
 mod memory;
 mod message;
@@ -47,12 +50,14 @@ mod python;
 mod server;
 mod supervisor;
 
+pub use audio::{
+    AudioDescription, AudioLoader, AudioProbe, ExtractorDescription, ResamplingDescription,
+};
 pub use error::ProcessorError;
 pub use frames::{FrameReader, FramesCall};
+pub use greeting::Greeting;
 pub use item::{ItemField, ItemOutput, ItemTensor, ItemValue};
-pub use message::{
-    ChatCall, ExpandedPrompt, Greeting, KnownItem, PromptUpdate, Target, UpdateMode,
-};
+pub use message::{ChatCall, ExpandedPrompt, KnownItem, PromptUpdate, Target, UpdateMode};
 pub use options::{ItemLimits, ProcessorOptions, Sandbox};
 pub use processor::{ItemCall, Processor};
 pub use python::{find_python, python_command};

@@ -7,9 +7,10 @@ use serde_json::{Map, Value};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::child::{Child, TimeBudget};
+use crate::greeting::Greeting;
 use crate::item::ItemDescription;
 use crate::memory::Memory;
-use crate::message::{Call, ChatCall, ExpandedPrompt, Greeting, KnownItem, Reply};
+use crate::message::{Call, ChatCall, ExpandedPrompt, KnownItem, Reply};
 use crate::server::Server;
 use crate::supervisor::Supervisor;
 use crate::{ItemOutput, ProcessorError, ProcessorOptions};

@@ -11,9 +11,10 @@ use tempfile::TempDir;
 use crate::ProcessorError;
 
 /// The sources of `python/chiasm_processor`.
-const SOURCES: [(&str, &str); 13] = [
+const SOURCES: [(&str, &str); 14] = [
     ("__init__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__init__.py")),
     ("__main__.py", include_str!("../../../python/chiasm_processor/chiasm_processor/__main__.py")),
+    ("audio.py", include_str!("../../../python/chiasm_processor/chiasm_processor/audio.py")),
     ("child.py", include_str!("../../../python/chiasm_processor/chiasm_processor/child.py")),
     (
         "conversation.py",

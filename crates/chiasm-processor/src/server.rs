@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::child::Child;
 use crate::connection::Connection;
-use crate::message::{Greeting, StartupMessage};
+use crate::greeting::{Greeting, StartupMessage};
 use crate::output::{self, OutputTail};
 use crate::{ItemLimits, ProcessorError, ProcessorOptions, python};
 

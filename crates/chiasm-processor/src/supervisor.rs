@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep};
 
-use crate::message::Greeting;
+use crate::greeting::Greeting;
 use crate::server::Server;
 use crate::{ProcessorError, ProcessorOptions};
 

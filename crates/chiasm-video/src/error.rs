@@ -139,3 +139,35 @@ impl CutError {
         }
     }
 }
+
+/// The reason why the sound of an mp4 is not known without decoding it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
+#[non_exhaustive]
+pub enum SoundError {
+    /// The file has no header, or ends before its last packet.
+    #[error("the file is truncated")]
+    Truncated,
+    /// The header contradicts itself, or has unusual times.
+    #[error("the container's header is not valid")]
+    Malformed,
+    /// The file has no sound track, or one of another codec than MPEG-4 audio.
+    #[error("the codec is not supported")]
+    Codec,
+    /// The edit list has several edits or an edit without a duration, or iTunes' data takes its
+    /// place.
+    #[error("the edit list is not supported")]
+    EditList,
+    /// The file has fragments.
+    #[error("the file has fragments")]
+    Fragments,
+}
+
+impl From<IndexError> for SoundError {
+    fn from(error: IndexError) -> Self {
+        match error {
+            IndexError::Truncated => Self::Truncated,
+            IndexError::EditList => Self::EditList,
+            _ => Self::Malformed,
+        }
+    }
+}

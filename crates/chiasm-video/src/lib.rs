@@ -6,6 +6,8 @@
 //! with the wanted frames and what they depend on. OpenCV decodes from it, bit for bit, the frames
 //! that it decodes from the whole file, in a fraction of the time.
 //!
+//! [`SoundTrack::read`] reads the packets of an mp4's sound, for recordings.
+//!
 //! Everything is bounded: time and memory are proportional to the number of samples, which is at
 //! most [`MAX_SAMPLES`]. No bytes cause a panic. What an index cannot vouch for is an error with a
 //! stable name ([`IndexError::cause`], [`CutError::cause`]); the whole file goes to vLLM's own
@@ -57,6 +59,7 @@ mod track;
 mod write;
 
 pub use cut::{Cut, CutFrame, CutPart, Piece};
-pub use error::{CutError, IndexError};
+pub use error::{CutError, IndexError, SoundError};
 pub use index::{VideoIndex, VideoProperties};
+pub use mp4::{SoundTrack, accepts as accepts_mp4};
 pub use track::{Codec, Container, MAX_SAMPLES};

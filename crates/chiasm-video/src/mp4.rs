@@ -5,6 +5,7 @@ mod edits;
 mod fragments;
 mod movie;
 mod sample_entry;
+mod sound;
 mod tables;
 
 use crate::bytes::{array_at, i32_at};
@@ -14,9 +15,10 @@ use crate::track::{Container, CopiedBoxes, Headers, Timing, Track, check_samples
 use boxes::{Boxes, Mp4Box, child};
 use movie::{Movie, TrackBoxes};
 use sample_entry::SampleEntry;
+pub use sound::SoundTrack;
 
 /// Returns `true` if a file begins like an mp4 or QuickTime file.
-pub(crate) fn accepts(file: &[u8]) -> bool {
+pub fn accepts(file: &[u8]) -> bool {
     let kind: Option<[u8; 4]> = array_at(file, 4);
     kind.is_some_and(|kind| {
         [*b"ftyp", *b"moov", *b"mdat", *b"wide", *b"free", *b"skip"].contains(&kind)

@@ -7,3 +7,4 @@ mod damaged;
 mod properties;
 mod real_opencv;
 mod roles;
+mod sound;

@@ -182,6 +182,7 @@ pub(crate) fn options(
         at_start: required || need.is_likely || may_render_conversations,
         may_render_conversations,
         trust_request_kwargs: processor_args.trust_request_mm_kwargs,
+        predicts_recordings: choice != ProcessorChoice::Vllm,
         concurrent_videos: processor_args.max_concurrent_videos.map_or_else(
             || default_videos(children, free_memory(), processor_args.processor_item_bytes),
             |count| count as usize,

@@ -179,6 +179,52 @@ async fn planned_videos_match_vllm_processor() {
     }
 }
 
+/// Recordings that are planned from their headers give the same tokens as those of vLLM's
+/// processor, and tensors with the same digest. An engine that holds a recording gets it by name.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn planned_recordings_match_vllm_processor() {
+    const RECORDINGS: [&str; 8] = [
+        "tone_16k.flac",
+        "tone_44k_stereo.flac",
+        "silence_45_seconds.flac",
+        "tone_lame_vbr.mp3",
+        "tone_vbr_without_tag.mp3",
+        "tone_id3.mp3",
+        "tone_edit.m4a",
+        "tone_44k_stereo.m4a",
+    ];
+    let is_planned = !variable("CHIASM_TEST_VLLM_VERSION").starts_with("0.31.");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../chiasm-audio/tests/recordings");
+    for model in ["qwen2audio", "omni"] {
+        let (planning, decoding) =
+            tokio::join!(serve(model, &[]), serve(model, &["--processor", "vllm"]));
+        let mut files: Vec<Vec<u8>> = RECORDINGS
+            .iter()
+            .map(|name| std::fs::read(folder.join(name)).expect("a recording"))
+            .collect();
+        files.extend(["mono_16k.wav", "stereo_44k.wav"].map(file));
+        let count = files.len() as f64;
+        let parts: Vec<Value> = files.iter().map(|file| part("audio", file)).collect();
+        let prompts = parts.chunks(1).chain([&parts[..3]]);
+        for (number, parts) in prompts.enumerate() {
+            let request = request(parts);
+            let (ours, theirs) = tokio::join!(planning.chat(&request), decoding.chat(&request));
+            assert_eq!(description(&ours), description(&theirs), "{model} {number}");
+            let again = planning.chat(&request).await;
+            assert_eq!(description(&again), description(&theirs), "{model} {number}");
+            assert_eq!(again.header("x-chiasm-transfer"), "cached");
+            assert_eq!(again.header("x-chiasm-worker"), ours.header("x-chiasm-worker"));
+        }
+        let planned = planning.metric("chiasm_recordings_planned_total").await;
+        assert_eq!(planned, if is_planned { count } else { 0.0 }, "{model}");
+        let whole = planning.metric("chiasm_recordings_whole_total").await;
+        assert_eq!(whole, if is_planned { 0.0 } else { count }, "{model}");
+        let option = decoding.metric("chiasm_recordings_whole_total{cause=\"option\"}").await;
+        assert_eq!(option, count, "{model}");
+    }
+}
+
 /// Creates a `vllm` command in `folder`. Its processor is that of the tested vLLM, but reports
 /// `release` as its version and finds no Landlock.
 fn create_fake_vllm(release: &str, folder: &Path) -> String {

@@ -8,6 +8,7 @@ from vllm.multimodal.encoder_budget import get_mm_max_toks_per_item
 from vllm.multimodal.processing.processor import BaseMultiModalProcessor
 from vllm.transformers_utils.processor import get_video_processor_cls_name
 
+from .audio import describe_audio
 from .processor import UNTIMED, Processor
 
 # The prompt length for which warm-up items are made. Longer videos would take too long.
@@ -55,6 +56,7 @@ def build_greeting(processor: Processor) -> dict[str, Any]:
         "video_processor": (
             get_video_processor_cls_name(processor.config) if "video" in limits else None
         ),
+        "audio": describe_audio(processor) if "audio" in limits else None,
         "own_prompts": overridden_prompt_methods(own) if own else [],
         "renderer": processor.conversations.renderer_mode,
         "writes_conversations": processor.conversations.renders_by_code,

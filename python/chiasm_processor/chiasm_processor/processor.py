@@ -126,17 +126,33 @@ class Processor:
             # item.
             modalities.append("audio")
         media = {part: [self.load(part, data, io_kwargs)] for part in modalities}
+        return self.process_loaded(media, modality, processor_kwargs)
+
+    def process_loaded(
+        self,
+        media: Mapping[str, Sequence[Any]],
+        modality: str,
+        processor_kwargs: Mapping[str, Any],
+    ) -> ItemAndUpdates:
+        """Returns the tensors of one loaded item, and the ways to write it in a prompt.
+
+        ``media`` has the item, and perhaps one of another modality that belongs to it.
+        """
         cache = _RecordingCache()
         inputs = ProcessorInputs(
             prompt=[],
             mm_data_items=self.vllm_processor.info.parse_mm_data(media),
             # Without identifiers, vLLM would hash the data, and the hashes are not used.
-            mm_uuid_items={part: [part] for part in modalities},
+            mm_uuid_items={part: [part] for part in media},
             hf_processor_mm_kwargs=processor_kwargs,
             cache=cache,
         )
         self.vllm_processor._cached_apply_hf_processor(inputs, UNTIMED)
         return cache.recorded_item(modality)
+
+    def audio_io_kwargs(self) -> dict[str, Any]:
+        """Returns the settings for reading recordings, of requests without any."""
+        return self._merge_io_kwargs({}).get("audio", {})
 
     def expand_prompt(
         self,

@@ -50,6 +50,8 @@ pub(super) struct MediaMetrics {
     planned_videos: Counter,
     whole_videos: Family<CauseLabel, Counter>,
     replanned: Counter,
+    planned_recordings: Counter,
+    whole_recordings: Family<CauseLabel, Counter>,
 }
 
 /// The causes for which videos go to vLLM's own processor that are not properties of a file or of
@@ -57,9 +59,17 @@ pub(super) struct MediaMetrics {
 const WHOLE_VIDEO_CAUSES: [&str; 6] =
     ["agent", "encoder_cache", "limit", "other_frames", "release", "untrusted_kwargs"];
 
+/// The causes for which recordings are made before their requests are routed that are not
+/// properties of a file.
+const WHOLE_RECORDING_CAUSES: [&str; 7] =
+    ["family", "kwargs", "limit", "loader", "model", "option", "other_length"];
+
 impl MediaMetrics {
     /// Creates the series whose labels are known.
     pub(super) fn create_series(&self) {
+        for cause in WHOLE_RECORDING_CAUSES {
+            drop(self.whole_recordings.get_or_create(&CauseLabel { cause }));
+        }
         for cause in WHOLE_VIDEO_CAUSES {
             drop(self.whole_videos.get_or_create(&CauseLabel { cause }));
         }
@@ -147,6 +157,24 @@ impl MediaMetrics {
             "Times that a request was planned again because a media item differed from its plan",
             self.replanned.clone(),
         );
+        r.register(
+            "recordings_planned",
+            "Recordings whose tokens were read from their headers, without decoding, once for each \
+             that is not in memory",
+            self.planned_recordings.clone(),
+        );
+        r.register(
+            "recordings_whole",
+            "Recordings that vLLM's own processor made before their requests were routed, once for \
+             each that is not in memory, by the cause: \
+             a property of the file that tells no exact length; \
+             another model or vLLM release (family), settings (model) or loader of files (loader) \
+             than those whose lengths are known; \
+             settings of the request (kwargs); too long or too large (limit); \
+             --processor vllm (option); another length than the header told (other_length), \
+             which was planned at first",
+            self.whole_recordings.clone(),
+        );
     }
 
     /// Counts the planned videos of a request.
@@ -167,6 +195,26 @@ impl MediaMetrics {
     #[cfg(test)]
     pub(super) fn replanned(&self) -> u64 {
         self.replanned.get()
+    }
+
+    /// Counts a recording that was planned.
+    pub(super) fn count_planned_recording(&self) {
+        self.planned_recordings.inc();
+    }
+
+    /// Counts a recording that was made before its request was routed.
+    pub(super) fn count_whole_recording(&self, cause: &'static str) {
+        self.whole_recordings.get_or_create(&CauseLabel { cause }).inc();
+    }
+
+    #[cfg(test)]
+    pub(super) fn planned_recordings(&self) -> u64 {
+        self.planned_recordings.get()
+    }
+
+    #[cfg(test)]
+    pub(super) fn whole_recordings(&self, cause: &'static str) -> u64 {
+        self.whole_recordings.get_or_create(&CauseLabel { cause }).get()
     }
 
     #[cfg(test)]

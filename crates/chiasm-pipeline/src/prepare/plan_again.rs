@@ -12,6 +12,7 @@ use chiasm_fleet::PresentClasses;
 use chiasm_media::{Charge, EncodedMedia};
 use chiasm_prompt::ChatMessage;
 use chiasm_request::{MediaKwargs, Prompt};
+use chiasm_types::Modality;
 use tokio::time::Instant;
 use tracing::Instrument;
 
@@ -35,6 +36,8 @@ pub(super) struct PlanInputs {
     pub(super) classes: PresentClasses,
     pub(super) namespace: CacheNamespace,
     pub(super) cpu: CpuBudget,
+    /// Lets recordings be planned from their headers.
+    pub(super) predicts_recordings: bool,
 }
 
 /// The inputs for planning a request again.
@@ -71,8 +74,15 @@ impl PlanInputs {
         pipeline: &Pipeline,
         videos: PlannedVideos,
     ) -> Result<Vec<ClassPlan>, RequestError> {
-        let Self { prompt, media, classes, namespace, cpu } = self;
-        let preparation = Preparation { pipeline, cpu: &cpu, classes, namespace, videos };
+        let Self { prompt, media, classes, namespace, cpu, predicts_recordings } = self;
+        let preparation = Preparation {
+            pipeline,
+            cpu: &cpu,
+            classes,
+            namespace,
+            videos,
+            predicts_recordings,
+        };
         match prompt {
             Prompt::Chat(chat) => preparation.plan_conversation(chat, media).await,
             prompt => preparation.plan(prompt, media).await,
@@ -97,7 +107,8 @@ impl Replanning {
         inputs: &PlanInputs,
         videos: &PlannedVideos,
     ) -> Option<Box<Self>> {
-        if videos.is_empty() {
+        let has_recordings = inputs.media.iter().any(|item| item.modality == Modality::Audio);
+        if videos.is_empty() && !has_recordings {
             return None;
         }
         let charge = pipeline.media.budget().charge(inputs.text_bytes() as u64).ok()?;
@@ -106,8 +117,9 @@ impl Replanning {
     }
 
     async fn plan(self, pipeline: &Pipeline) -> Result<Vec<ClassPlan>, RequestError> {
-        let Self { inputs, left, _charge } = self;
+        let Self { mut inputs, left, _charge } = self;
         let videos = if left == 0 {
+            inputs.predicts_recordings = false;
             pipeline.plan_no_videos(&inputs.media)
         } else {
             inputs.plan_videos(pipeline).await?

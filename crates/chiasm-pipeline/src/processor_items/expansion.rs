@@ -53,7 +53,7 @@ impl ProcessorSettings {
         tokens: &[TokenId],
         items: &[PromptItem<'_>],
     ) -> Result<Expanded, RequestError> {
-        if self.greeting().own_prompts.is_empty()
+        if self.only_replaces_markers()
             && let Some(expanded) = expand_natively(tokens, items)
         {
             return Ok(expanded);

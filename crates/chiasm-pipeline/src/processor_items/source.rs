@@ -2,7 +2,7 @@
 //! processor.
 
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chiasm_backend::{
     EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes,
@@ -33,6 +33,9 @@ pub(super) struct ProcessorItemSource {
     /// The tensors that were in memory when the request was planned, for the first engine that
     /// requests them.
     pub(super) tensors: Mutex<Option<Arc<ItemTensors>>>,
+    /// The tensors of a recording that do not fit the prompt. They stay in memory until the
+    /// request has been planned again.
+    pub(super) unplanned: OnceLock<Arc<ItemTensors>>,
     pub(super) cpu: CpuBudget,
 }
 
@@ -65,7 +68,7 @@ impl ProcessorItemSource {
         let tensors = match planned.or_else(|| self.metadata.tensors()) {
             Some(tensors) => tensors,
             None => {
-                let tensors = self.processor.make(&self.encoded, &self.settings, self.key).await?;
+                let tensors = self.make_planned().await?;
                 self.metadata.set_tensors(&tensors);
                 tensors
             }
@@ -82,6 +85,27 @@ impl ProcessorItemSource {
             tensors.output.fields.iter().map(field).collect::<Result<Vec<_>, RequestError>>()
         });
         fields.await?.map(Some)
+    }
+}
+
+impl ProcessorItemSource {
+    /// Lets the processor make the item.
+    ///
+    /// # Errors
+    /// Returns an error if the item's metadata were predicted and are wrong. The true ones replace
+    /// them, so planning the request again succeeds.
+    async fn make_planned(&self) -> Result<Arc<ItemTensors>, RequestError> {
+        let Self { processor, metadata, .. } = self;
+        let stale = || RequestError::stale_plan("the recording's length differs from its header's");
+        if self.unplanned.get().is_some() {
+            return Err(stale());
+        }
+        let tensors = processor.make(&self.encoded, &self.settings, self.key).await?;
+        if processor.confirm(self.key, metadata, &tensors) {
+            return Ok(tensors);
+        }
+        self.unplanned.get_or_init(|| tensors);
+        Err(stale())
     }
 }
 

@@ -157,7 +157,7 @@ impl VideoSource {
         let Self { videos, video, .. } = self;
         let processor = videos.processors.for_class(&self.class).await?;
         let settings = processor.settings(&self.kwargs).await?;
-        let item = processor.open(&self.encoded, &settings, &self.field).await?;
+        let item = processor.open(&self.encoded, &settings, &self.field, false).await?;
         let is_planned = item.replacement().is_some_and(|(marker, runs)| {
             marker == videos.marker() && joined(&runs) == joined(&video.runs)
         });

@@ -106,6 +106,7 @@ impl VideoTest {
             at_start: false,
             may_render_conversations: false,
             trust_request_kwargs: false,
+            predicts_recordings: true,
             concurrent_videos: 2,
         };
         let media = MediaLoader::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();

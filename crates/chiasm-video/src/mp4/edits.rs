@@ -14,7 +14,7 @@ use crate::track::Sample;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Edit {
     /// In the time scale of the movie.
-    duration: i64,
+    pub(super) duration: i64,
     /// In the time scale of the track.
     pub(super) media_time: i64,
 }

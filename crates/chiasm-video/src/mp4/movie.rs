@@ -12,6 +12,8 @@ pub(super) struct Movie {
     pub(super) timescale: u32,
     pub(super) duration: i64,
     pub(super) tracks: Vec<TrackBoxes>,
+    /// Set if a cover picture is in front of the first video track.
+    has_cover: bool,
 }
 
 /// The maximum number of tracks.
@@ -27,6 +29,7 @@ impl Movie {
             return Err(IndexError::Malformed);
         }
         let mut tracks = Vec::new();
+        let mut has_cover = false;
         for found in Boxes::new(file, moov.body()) {
             if found.kind == *b"trak" {
                 if tracks.len() == MAX_TRACKS {
@@ -34,33 +37,38 @@ impl Movie {
                 }
                 tracks.push(TrackBoxes::read(file, &found)?);
             } else if found.kind == *b"udta" && !tracks.iter().any(|track| track.is_video) {
-                // A cover picture in front of the video would be cv2's video stream.
-                if found.payload(file).windows(4).any(|name| name == b"covr") {
-                    return Err(IndexError::VideoTracks);
-                }
+                has_cover |= found.payload(file).windows(4).any(|name| name == b"covr");
             }
         }
-        Ok(Self { header, timescale, duration, tracks })
+        Ok(Self { header, timescale, duration, tracks, has_cover })
     }
 
     /// Returns the only video track.
     pub(super) fn video(&self, file: &[u8]) -> Result<TrackBoxes, IndexError> {
+        // A cover picture in front of the video would be cv2's video stream.
+        if self.has_cover {
+            return Err(IndexError::VideoTracks);
+        }
         let mut videos = self.tracks.iter().filter(|track| track.is_video);
         let (Some(video), None) = (videos.next(), videos.next()) else {
             return Err(IndexError::VideoTracks);
         };
-        let references = descendant(file, video.media.clone(), &[b"minf", b"dinf", b"dref"]);
-        let is_elsewhere = references.is_some_and(|found| {
+        if self.refers_to_other_files(file, video) {
+            return Err(IndexError::ExternalData);
+        }
+        Ok(video.clone())
+    }
+
+    /// Returns `true` if the samples of a track are in other files.
+    pub(super) fn refers_to_other_files(&self, file: &[u8], track: &TrackBoxes) -> bool {
+        let references = descendant(file, track.media.clone(), &[b"minf", b"dinf", b"dref"]);
+        references.is_some_and(|found| {
             let first = found.start + found.header_bytes + 8;
             Boxes::new(file, first.min(found.end)..found.end).any(|entry| {
                 // The flag says that the samples are in this file.
                 u32_at(entry.payload(file), 0).is_none_or(|flags| flags & 1 == 0)
             })
-        });
-        if is_elsewhere {
-            return Err(IndexError::ExternalData);
-        }
-        Ok(video.clone())
+        })
     }
 }
 
@@ -78,6 +86,7 @@ fn times(body: &[u8]) -> Option<(u32, u64)> {
 pub(super) struct TrackBoxes {
     pub(super) id: u32,
     pub(super) is_video: bool,
+    pub(super) is_sound: bool,
     pub(super) timescale: u32,
     pub(super) header: Mp4Box,
     pub(super) media: Range<usize>,
@@ -85,6 +94,8 @@ pub(super) struct TrackBoxes {
     pub(super) handler: Mp4Box,
     pub(super) sample_table: Range<usize>,
     pub(super) edits: Option<Mp4Box>,
+    /// Set if the track has a box for edits.
+    pub(super) has_edits: bool,
 }
 
 impl TrackBoxes {
@@ -104,6 +115,7 @@ impl TrackBoxes {
         Ok(Self {
             id: id.ok_or(IndexError::Malformed)?,
             is_video: array_at(handler.payload(file), 8) == Some(*b"vide"),
+            is_sound: array_at(handler.payload(file), 8) == Some(*b"soun"),
             timescale,
             header,
             media,
@@ -111,6 +123,7 @@ impl TrackBoxes {
             handler,
             sample_table: sample_table.unwrap_or_default(),
             edits: find(&[b"edts", b"elst"]),
+            has_edits: find(&[b"edts"]).is_some(),
         })
     }
 }

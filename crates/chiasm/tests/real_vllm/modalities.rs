@@ -197,6 +197,16 @@ async fn transformers_backend_matches_vllm_serve() {
     check_model("llava", &image_requests(), &["--model-impl", "transformers"]).await;
 }
 
+/// Checks that the recordings of [`audio_requests`] were planned from their headers, except the one
+/// in a format whose length no header tells.
+async fn assert_recordings_planned(server: &Server, version: &str) {
+    let planned = server.metric("chiasm_recordings_planned_total").await;
+    let container = "chiasm_recordings_whole_total{cause=\"container\"}";
+    // Plans reproduce vLLM 0.32 and later.
+    let expected = if version.starts_with("0.31.") { (0.0, 0.0) } else { (3.0, 1.0) };
+    assert_eq!((planned, server.metric(container).await), expected);
+}
+
 /// Checks that prompt tokens and new tokens are those of `vllm serve`, and that the engine finds
 /// the predicted blocks.
 async fn check_model(model: &str, requests: &[Value], flags: &[&str]) {
@@ -227,6 +237,9 @@ async fn check_model(model: &str, requests: &[Value], flags: &[&str]) {
             "clients/langchain_forced.py",
             &[&format!("{}/v1", server.url)],
         );
+    }
+    if ["qwen2audio", "omni"].contains(&model) {
+        assert_recordings_planned(&server, &environment.version).await;
     }
     if model == "omni" {
         for modality in ["video", "audio"] {
