@@ -57,6 +57,7 @@ async fn main() {
         agent_fleet.clone(),
         &PipelineLimits::default(),
         None,
+        None,
         false,
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

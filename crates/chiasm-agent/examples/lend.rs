@@ -90,6 +90,7 @@ async fn agent(library: Option<&str>) {
         fleet.clone(),
         &PipelineLimits::default(),
         Some(64 << 20),
+        None,
         false,
     );
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -23,13 +23,15 @@ pub(crate) struct AgentFacts {
     pub(crate) life: u64,
     /// The maximum size of an item's tensors in bytes; `None` if the agent takes none.
     pub(crate) tensor_bytes: Option<u64>,
+    /// The slots in which the agent decodes the engine's videos; `None` if it takes no cuts.
+    pub(crate) video_slots: Option<u32>,
     /// `true` if the agent fetches media items.
     pub(crate) fetches_media: bool,
     pub(crate) adapters: Vec<PreloadedAdapter>,
 }
 
 pub(crate) fn to_message(capabilities: &Capabilities, facts: AgentFacts) -> proto::Ready {
-    let AgentFacts { life, tensor_bytes, fetches_media, adapters } = facts;
+    let AgentFacts { life, tensor_bytes, video_slots, fetches_media, adapters } = facts;
     let Capabilities {
         engine,
         class:
@@ -93,6 +95,7 @@ pub(crate) fn to_message(capabilities: &Capabilities, facts: AgentFacts) -> prot
             _ => String::new(),
         },
         most_tensor_bytes: tensor_bytes.unwrap_or(0),
+        video_slots: video_slots.unwrap_or(0),
     }
 }
 
@@ -155,6 +158,7 @@ pub(crate) fn from_message(ready: proto::Ready, address: Option<IpAddr>) -> Opti
         fetches_media: _,
         image_tensors: _,
         most_tensor_bytes: _,
+        video_slots: _,
     } = ready;
     Some(Capabilities {
         class: PlanClass {

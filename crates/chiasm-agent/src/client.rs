@@ -16,7 +16,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_backend::{DeathReason, ItemField};
+use chiasm_backend::{DeathReason, ItemField, VideoPart};
 use chiasm_kv::KeySecret;
 use chiasm_types::MmHash;
 use tonic::transport::{Channel, Endpoint};
@@ -26,12 +26,12 @@ use crate::proto::agent_client::AgentClient;
 use crate::proto::{
     DrainRequest, HelloReply, HelloRequest, MediaChunk, StatusReply, StatusRequest,
 };
-use crate::tensors;
 use crate::tls::AgentTls;
 use crate::{
     CHUNK_BYTES, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, MAX_MESSAGE_BYTES, PROTOCOL_VERSIONS,
     TRANSFER_TIMEOUT,
 };
+use crate::{cuts, tensors};
 
 use connecting::Dialer;
 pub use connector::AgentConnector;
@@ -267,6 +267,13 @@ impl AgentLink {
         let mut files = self.files.clone();
         let chunks = tokio_stream::iter(tensors::to_messages(hash, fields));
         wait_for_transfer(files.put_tensors(chunks)).await
+    }
+
+    /// Sends a video's cut.
+    async fn put_cut(&self, hash: &MmHash, parts: Vec<VideoPart>) -> Result<(), Status> {
+        let mut files = self.files.clone();
+        let chunks = tokio_stream::iter(cuts::to_messages(hash, parts));
+        wait_for_transfer(files.put_cut(chunks)).await
     }
 }
 

@@ -5,14 +5,14 @@ mod sampling;
 
 use bytes::Bytes;
 use chiasm_backend::{
-    Job, JobItem, KvTransferParams, ReasoningHints, RequestId, Sampling, Stage, TensorFormat,
-    TraceContext,
+    CuttableVideo, Job, JobItem, KvTransferParams, ReasoningHints, RequestId, Sampling, Stage,
+    TensorFormat, TraceContext, VideoDescription,
 };
 use chiasm_media::ContentHash;
 use chiasm_pipeline::{ItemOrigin, PlannedItem};
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId};
-use serde_json::Value;
 
+use crate::cuts::AcceptedCuts;
 use crate::{MAX_MESSAGE_BYTES, proto};
 
 #[cfg(test)]
@@ -103,10 +103,12 @@ pub(crate) struct MediaDetails {
     pub(crate) urls: bool,
     /// The format of the engine's image tensors, if tensors may be sent in place of files.
     pub(crate) image_tensors: Option<TensorFormat>,
+    /// The videos that are announced as cuts.
+    pub(crate) cuts: AcceptedCuts,
 }
 
 /// Builds the message of a job, without its number. `None` if an item is too long. An item without
-/// a file is announced as tensors.
+/// a file or a cut is announced as tensors.
 pub(crate) fn to_message(job: &Job, prompt: &[TokenId], media: MediaDetails) -> Option<proto::Job> {
     let Job {
         id,
@@ -229,9 +231,14 @@ pub(crate) fn from_message(message: proto::Job) -> Result<JobParts, (String, Str
 }
 
 fn item_to_message(item: &JobItem, details: MediaDetails) -> Option<proto::MediaItem> {
-    let MediaDetails { urls, image_tensors } = details;
+    let MediaDetails { urls, image_tensors, cuts } = details;
     let JobItem { modality, hash, placeholder, elements, source } = item;
     let encoded = source.encoded();
+    let cut = cuts.cuttable(&**source).map(CuttableVideo::description);
+    let content = encoded.as_ref().map(|encoded| &encoded.content);
+    let content = content.or(cut.as_ref().map(|cut| &cut.content));
+    let kwargs = encoded.as_ref().map(|encoded| &encoded.processor_kwargs);
+    let kwargs = kwargs.or(cut.as_ref().map(|cut| &cut.processor_kwargs));
     let cost = image_tensors.and_then(|format| source.processing_cost(format));
     let (width, height) = cost.map_or((0, 0), |cost| cost.image_size);
     let Placeholder { offset, length, is_embed } = placeholder;
@@ -239,22 +246,30 @@ fn item_to_message(item: &JobItem, details: MediaDetails) -> Option<proto::Media
     Some(proto::MediaItem {
         modality: modality.name().to_owned(),
         mm_hash: Bytes::copy_from_slice(hash.as_bytes()),
-        content: encoded
-            .as_ref()
-            .map(|encoded| Bytes::copy_from_slice(&encoded.content))
-            .unwrap_or_default(),
-        processor_kwargs: encoded
-            .as_ref()
-            .map(|encoded| encoded.processor_kwargs.to_string())
-            .unwrap_or_default(),
+        content: content.map(|content| Bytes::copy_from_slice(content)).unwrap_or_default(),
+        processor_kwargs: kwargs.map(|kwargs| kwargs.to_string()).unwrap_or_default(),
         offset: u32::try_from(*offset).ok()?,
         length: u32::try_from(*length).ok()?,
         embeds: is_embed.as_deref().map(run_lengths).unwrap_or_default(),
-        elements: if encoded.is_none() { *elements } else { 0 },
+        elements: if content.is_none() { *elements } else { 0 },
         url: url.filter(|url| urls && url.len() <= MAX_URL_BYTES).unwrap_or_default().to_owned(),
         width,
         height,
+        video: cut.as_ref().map(video_to_message),
     })
+}
+
+fn video_to_message(cut: &VideoDescription) -> proto::Video {
+    // The content and the processor's settings are those of the item.
+    let VideoDescription { content: _, frames, fps, width, height, processor_kwargs: _, io_kwargs } =
+        cut;
+    proto::Video {
+        frames: *frames,
+        fps: *fps,
+        width: *width,
+        height: *height,
+        io_kwargs: io_kwargs.to_string(),
+    }
 }
 
 /// Parses an item of a prompt with `prompt` tokens. `None` if it does not fit into the prompt or is
@@ -272,6 +287,7 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
         url,
         width,
         height,
+        video,
     } = item;
     // Checked before memory is allocated for what a message claims.
     let length = Some(length as usize).filter(|length| (1..=prompt).contains(length))?;
@@ -279,23 +295,47 @@ fn item_from_message(item: proto::MediaItem, prompt: usize) -> Option<PlannedIte
     let origin = if content.is_empty() {
         ItemOrigin::Tensors { elements }
     } else {
-        let Ok(Value::Object(processor_kwargs)) = serde_json::from_str(&processor_kwargs) else {
-            return None;
-        };
-        let content = ContentHash::new(content.as_ref().try_into().ok()?);
+        let content: [u8; 32] = content.as_ref().try_into().ok()?;
         let url = Some(url).filter(|url| !url.is_empty());
         // A frontend must not name local files or other resources of this machine.
         if !url.as_deref().is_none_or(is_http_url) {
             return None;
         }
         let size = Some((width, height)).filter(|&(width, height)| width > 0 && height > 0);
-        ItemOrigin::File { content, processor_kwargs, url, size }
+        match video {
+            Some(video) => ItemOrigin::Cut(video_from_message(video, content, processor_kwargs)?),
+            None => ItemOrigin::File {
+                content: ContentHash::new(content),
+                processor_kwargs: serde_json::from_str(&processor_kwargs).ok()?,
+                url,
+                size,
+            },
+        }
     };
     Some(PlannedItem {
         modality: Modality::from_name(&modality),
         hash: hash(&mm_hash)?,
         origin,
         placeholder: Placeholder { offset: offset as usize, length, is_embed },
+    })
+}
+
+/// Parses a video's description; `None` if a property has no possible value.
+fn video_from_message(
+    video: proto::Video,
+    content: [u8; 32],
+    processor_kwargs: String,
+) -> Option<VideoDescription> {
+    let proto::Video { frames, fps, width, height, io_kwargs } = video;
+    let is_possible = frames > 0 && fps.is_finite() && fps > 0.0 && width > 0 && height > 0;
+    is_possible.then(|| VideoDescription {
+        content,
+        frames,
+        fps,
+        width,
+        height,
+        processor_kwargs: processor_kwargs.into(),
+        io_kwargs: io_kwargs.into(),
     })
 }
 

@@ -5,9 +5,10 @@
 //! each of its engines as a [`Backend`](chiasm_backend::Backend), over gRPC.
 //!
 //! Jobs are sent as tokens, and media items as encoded files, once for all engines of the machine.
-//! Items that only the frontend can process are sent as tensors, and so are others if that is
-//! faster than waiting for the agent to process them. Tensors are sent in messages, or read from
-//! the frontend's memory by NIXL.
+//! Planned videos are sent as cuts: the parts of their files that the wanted frames need. Items that
+//! only the frontend can process are sent as tensors, and so are images if that is faster than
+//! waiting for the agent to process them. Tensors are sent in messages, or read from the frontend's
+//! memory by NIXL.
 //!
 //! | module | is |
 //! |---|---|
@@ -16,7 +17,7 @@
 //! | `job` | conversion of jobs to and from messages |
 //! | `answer` | conversion of outputs and failures of jobs |
 //! | `foreign_jobs` | conversion of what frontends know of each other's jobs |
-//! | `tensors` | conversion of an item's tensors |
+//! | `tensors`, `cuts` | conversion of an item's tensors, and of a video's cut |
 //! | `capabilities` | conversion of an engine's capabilities |
 //! | `tls`, `wire` | certificates of both sides; connections with TLS or in plain text |
 //! | `peer` | the identity of a frontend, its address, for its share of an agent |
@@ -26,6 +27,7 @@
 mod answer;
 mod capabilities;
 mod client;
+mod cuts;
 mod foreign_jobs;
 mod job;
 mod peer;
@@ -48,10 +50,10 @@ mod proto {
 /// The protocol versions that this build supports.
 const PROTOCOL_VERSIONS: std::ops::RangeInclusive<u32> = 2..=2;
 
-/// The maximum number of bytes of a file or of tensors in one message.
+/// The maximum number of bytes of a file, of tensors or of a cut in one message.
 const CHUNK_BYTES: usize = 256 << 10;
 
-/// The timeout for sending a file or tensors, and for one message to arrive.
+/// The timeout for sending a file, tensors or a cut, and for one message to arrive.
 const TRANSFER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(30);
 
 /// The maximum size of a message in either direction, in bytes. The largest messages are log

@@ -33,9 +33,10 @@ use crate::peer::Peer;
 use crate::proto::agent_server::{Agent, AgentServer as AgentRoutes};
 use crate::proto::generate_request::Request as JobRequest;
 use crate::proto::{
-    AdmitEvent, AdmitRequest, DrainReply, DrainRequest, GenerateReply, GenerateRequest, HelloReply,
-    HelloRequest, MediaChunk, Open, PutMediaReply, PutTensorsReply, ReadTensorsReply,
-    ReadTensorsRequest, StatusReply, StatusRequest, TensorChunk, WatchEvent, WatchRequest,
+    AdmitEvent, AdmitRequest, CutChunk, DrainReply, DrainRequest, GenerateReply, GenerateRequest,
+    HelloReply, HelloRequest, MediaChunk, Open, PutCutReply, PutMediaReply, PutTensorsReply,
+    ReadTensorsReply, ReadTensorsRequest, StatusReply, StatusRequest, TensorChunk, WatchEvent,
+    WatchRequest,
 };
 use crate::tls::AgentTls;
 use crate::wire::CLOSE_TIMEOUT;
@@ -63,8 +64,8 @@ const STREAM_WINDOW_BYTES: u32 = 1 << 20;
 /// The flow-control window of a connection, in bytes.
 const CONNECTION_WINDOW_BYTES: u32 = 2 << 20;
 
-/// The maximum number of files and tensors that arrive at once, from all frontends. Each call takes
-/// memory before the first byte has arrived.
+/// The maximum number of files, tensors and cuts that arrive at once, from all frontends. Each call
+/// takes memory before the first byte has arrived.
 const MAX_FILES: usize = 4096;
 
 /// The maximum number of calls that watch an engine, from all frontends. Each has queues of its
@@ -375,6 +376,16 @@ impl Agent for AgentServer {
         )
         .await?;
         Ok(Response::new(PutTensorsReply {}))
+    }
+
+    async fn put_cut(
+        &self,
+        request: Request<Streaming<CutChunk>>,
+    ) -> Result<Response<PutCutReply>, Status> {
+        let _permit = self.file_permit()?;
+        files::put_cut(&self.media, self.memory(&request).empty_uncharged(), request.into_inner())
+            .await?;
+        Ok(Response::new(PutCutReply {}))
     }
 
     async fn read_tensors(

@@ -20,7 +20,7 @@ use chiasm_media::{
 };
 use chiasm_nixl::Reader;
 use chiasm_pipeline::model::ServedModel;
-use chiasm_pipeline::{MachineMedia, PipelineLimits};
+use chiasm_pipeline::{MachineMedia, PipelineLimits, VllmProcessorOptions};
 use chiasm_router::RouterConfig;
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, WorkerId};
 use chiasm_vision::{ImageKwargs, ImageSize};
@@ -31,6 +31,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::client::{AgentConnector, AgentLink};
+use crate::cuts::AcceptedCuts;
 use crate::peer::Peer;
 use crate::server::Shares;
 use crate::{AgentServer, Drain, job, proto, serve};
@@ -44,9 +45,14 @@ mod lending;
 mod messages;
 mod refusals;
 mod tensors;
+mod videos;
 mod windows;
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
+/// The maximum size of tensors at test agents.
+const MAX_TENSOR_BYTES: u64 = 1 << 20;
+/// No cuts of videos.
+const NO_CUTS: AcceptedCuts = AcceptedCuts { slots: 0, max_bytes: 0 };
 const PICTURE: &[u8] =
     include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/images/dawn.jpg"));
 
@@ -94,13 +100,25 @@ impl TestHarness {
         adapters: Arc<Adapters>,
         reader: Option<Reader>,
     ) -> Self {
+        let model = ServedModel::load(Path::new(MODEL), "m", None).unwrap();
+        Self::build(engine, adapters, reader, model, None).await
+    }
+
+    /// Starts an agent of this model that decodes videos if it has a processor.
+    async fn build(
+        engine: FakeBackend,
+        adapters: Arc<Adapters>,
+        reader: Option<Reader>,
+        model: ServedModel,
+        processor: Option<VllmProcessorOptions>,
+    ) -> Self {
         let connector: Box<dyn Connector> = Box::new(FakeConnector::new([Ok(engine.clone())]));
         let config = RouterConfig::default();
         let patience = Patience::default();
         let fleet =
             Fleet::start_with_adapters(vec![connector], config, patience, adapters).unwrap();
         assert!(fleet.wait_ready(1).await);
-        let model = Arc::new(ServedModel::load(Path::new(MODEL), "m", None).unwrap());
+        let model = Arc::new(model);
         let budget = ByteBudget::new(1 << 30);
         let loader = MediaLoader::new(MediaConfig::default(), budget.clone()).unwrap();
         let media = MachineMedia::new(
@@ -108,7 +126,8 @@ impl TestHarness {
             loader,
             fleet.clone(),
             &PipelineLimits::default(),
-            Some(1 << 20),
+            Some(MAX_TENSOR_BYTES),
+            processor,
             false,
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -246,7 +265,7 @@ fn job(tokens: &[TokenId]) -> Job {
 /// do.
 fn over_the_wire(job: &Job) -> proto::Job {
     let Input::Tokens(prompt) = &job.input else { panic!("tokens") };
-    let media = job::MediaDetails { urls: true, image_tensors: None };
+    let media = job::MediaDetails { urls: true, image_tensors: None, cuts: NO_CUTS };
     let mut bytes = job::to_message(job, prompt, media).unwrap().encode_to_vec();
     // Field 1000, of variable length: two bytes.
     bytes.extend([0xc2, 0x3e, 2, 7, 7]);

@@ -22,6 +22,7 @@
 //! | `forward` | requests that are passed on unchanged |
 //! | `largest_item` | the capacity of the encoder cache of a model's engines |
 //! | `media` | media items and the forms in which sources provide them |
+//! | `video` | videos that another machine decodes from a cut of their files |
 //! | `output` | the outputs of a job |
 //! | `inbox` | a queue of unread outputs |
 //! | `unread` | a budget for the unread outputs of all answers |
@@ -49,6 +50,7 @@ mod plan_class;
 mod private_network;
 mod sampling;
 pub mod unread;
+mod video;
 
 pub use adapter::{Adapter, AdapterError, PreloadedAdapter, adapter_engine_name};
 pub use backend::{
@@ -77,3 +79,4 @@ pub use partial_messages::{PartialMessage, PartialMessages};
 pub use plan_class::{KeyScheme, PlaceholderForm, PlanClass, VllmItems};
 pub use private_network::{Network, NetworkError, PrivateNetwork};
 pub use sampling::{Constraint, Repetition, Sampling, Structured, Supports};
+pub use video::{CuttableVideo, PartFrame, VideoDescription, VideoPart};

@@ -8,7 +8,7 @@ use chiasm_transfer::{Slot, SlotWriter};
 use chiasm_types::{Dtype, TensorField};
 use futures_util::future::BoxFuture;
 
-use crate::{SourceError, TensorFormat};
+use crate::{CuttableVideo, SourceError, TensorFormat};
 
 /// The source of a media item, in the form that a backend requests.
 ///
@@ -30,6 +30,11 @@ pub trait MediaSource: Send + Sync {
     /// make them from the file. `None` if there is no such choice: only this process, or only the
     /// backend, can make them.
     fn processing_cost(&self, _format: TensorFormat) -> Option<ProcessingCost> {
+        None
+    }
+
+    /// Returns the item as a video that another machine can decode from a cut. `None` if it is none.
+    fn cuttable(&self) -> Option<&dyn CuttableVideo> {
         None
     }
 }
@@ -252,6 +257,8 @@ pub enum SentForm {
     Encoded,
     /// The tensors made from the file.
     Tensors,
+    /// The part of a video's file that has the wanted frames.
+    Cut,
 }
 
 impl SentForm {
@@ -260,6 +267,7 @@ impl SentForm {
         match self {
             Self::Encoded => "encoded",
             Self::Tensors => "tensors",
+            Self::Cut => "cut",
         }
     }
 }
@@ -273,8 +281,8 @@ pub trait MediaObserver: Send + Sync {
     /// They are sent again.
     fn missed(&self, items: usize);
 
-    /// Called when `bytes` bytes of a file or of tensors were sent to another machine, which lacked
-    /// them.
+    /// Called when `bytes` bytes of a file, of a cut or of tensors were sent to another machine,
+    /// which lacked them.
     fn sent(&self, _bytes: u64) {}
 
     /// Called when an item was sent to another machine in this form.

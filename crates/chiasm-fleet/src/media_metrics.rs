@@ -53,7 +53,7 @@ impl Default for MediaMetrics {
         for transfer in TRANSFERS {
             drop(metrics.transfers.get_or_create(&TransferLabel { mode: transfer.name() }));
         }
-        for form in [SentForm::Encoded, SentForm::Tensors] {
+        for form in [SentForm::Encoded, SentForm::Tensors, SentForm::Cut] {
             drop(metrics.sent.get_or_create(&FormLabel { form: form.name() }));
         }
         metrics
@@ -70,18 +70,18 @@ impl MediaMetrics {
         r.register(
             "mm_transfer_fallback",
             "Media items that did not use the preferred transfer: shared memory, tensors, or \
-             fetching or reading by the agent; by cause",
+             fetching, reading or decoding by the agent; by cause",
             self.step_downs.clone(),
         );
         r.register(
             "media_sent_items",
             "Media items sent to agents that lacked them: \
-             encoded as the client sent them, or as tensors",
+             encoded as the client sent them, as tensors, or as the cut of a video",
             self.sent.clone(),
         );
         r.register(
             "media_sent_bytes",
-            "Bytes of files and tensors of media items sent to agents that lacked them",
+            "Bytes of files, tensors and cuts of media items sent to agents that lacked them",
             self.sent_bytes.clone(),
         );
         r.register(

@@ -86,8 +86,8 @@ pub use image::{Images, TensorsError};
 pub use last_route::LastRoute;
 pub use limits::{ItemLimits, PipelineLimits};
 pub use machine::{
-    CheckedJob, FetchFailure, ItemError, ItemOrigin, MachineMedia, PlanError, PlannedItem,
-    PutError, RequestFile,
+    CheckedJob, CutError, CutFailure, FetchFailure, ItemError, ItemOrigin, MachineMedia, PlanError,
+    PlannedItem, PutError, RequestItem, RequestReason,
 };
 pub use metrics::{
     CacheStats, FinishedLabel, LatencyCounts, LatencyHistogram, MediaState, Objectives,

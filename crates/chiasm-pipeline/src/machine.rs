@@ -1,19 +1,23 @@
 //! Media items of jobs that a frontend on another machine has planned.
 //!
-//! An agent checks the plans. It makes the tensors from the same files, or receives the tensors
-//! that the frontend has made.
+//! An agent checks the plans. It makes the tensors from the same files or from the cuts of videos,
+//! or receives the tensors that the frontend has made.
 
 mod error;
 mod files;
+mod received;
+mod request;
 mod tensors;
+mod videos;
 mod waiting;
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_backend::{
     EncodedItem, ForeignJob, ForeignMediaItem, ItemField, JobItem, MediaForm, MediaLoad,
-    MediaSource, SourceError, TensorBytes, TensorRequest,
+    MediaSource, SourceError, TensorBytes, TensorRequest, VideoDescription, VideoPart,
 };
 use chiasm_fleet::{Fleet, PresentClass, Worker, keys_for, spans};
 use chiasm_kv::{BlockKey, PromptBlocks};
@@ -29,13 +33,16 @@ use super::limits::PipelineLimits;
 use super::metrics::PipelineMetrics;
 use super::prepare::check_tokens;
 use super::processed::{ProcessedMedia, TensorKey};
+use super::processor_items::{VllmProcessorOptions, VllmProcessors};
+use super::video::VideoPlanner;
 use crate::model::ServedModel;
 use chiasm_cpu::{CpuBudget, CpuPool};
 
-pub use error::{ItemError, PlanError, PutError};
-pub use files::FetchFailure;
-use files::RequestItemFile;
+pub use error::{CutError, ItemError, PlanError, PutError};
+use request::RequestData;
+pub use request::{CutFailure, FetchFailure, RequestItem, RequestReason};
 use tensors::ReceivedTensors;
+use videos::{MachineVideos, VideoItem};
 use waiting::{ExpectedTensors, PendingItems, ReceivedItem};
 
 /// The media items of jobs that frontends on other machines have planned.
@@ -49,6 +56,8 @@ pub struct MachineMedia {
     pending: PendingItems,
     /// The tensors that frontends have made; `None` if tensors are not accepted.
     tensors: Option<Arc<ReceivedTensors>>,
+    /// The videos whose cuts are accepted; `None` if none are.
+    videos: Option<Arc<MachineVideos>>,
     fetches_urls: bool,
 }
 
@@ -85,6 +94,8 @@ pub enum ItemOrigin {
         /// The number of elements of the largest tensor.
         elements: u64,
     },
+    /// The file of a video, from whose cut this process makes tensors.
+    Cut(VideoDescription),
 }
 
 /// A checked job, whose tokens and media items are safe for an engine.
@@ -96,10 +107,6 @@ pub struct CheckedJob {
     pub foreign_job: Box<dyn FnOnce() -> ForeignJob + Send>,
 }
 
-/// Requests the file of a job's item, by its index, from the job's frontend. Reports the failure if
-/// fetching the file from its URL failed.
-pub type RequestFile = Arc<dyn Fn(usize, Option<FetchFailure>) + Send + Sync>;
-
 impl MachineMedia {
     /// Creates the state for an agent's media items. Files are kept in the loader's cache.
     ///
@@ -107,25 +114,45 @@ impl MachineMedia {
     /// item. Frontends are trusted then to send valid tensors. With `fetches_urls`, the loader
     /// fetches files from the frontends' URLs within its policy. Files are then requested from a
     /// frontend only if the fetch fails or brings another file.
+    ///
+    /// With a `processor`, and if tensors are accepted, decodes the cuts of planned videos. Cuts
+    /// need the same trust as tensors: a cut can't be compared with its file.
     pub fn new(
         model: Arc<ServedModel>,
         loader: MediaLoader,
         fleet: Arc<Fleet>,
         limits: &PipelineLimits,
         max_tensor_bytes: Option<u64>,
+        processor: Option<VllmProcessorOptions>,
         fetches_urls: bool,
     ) -> Arc<Self> {
         let metrics = Arc::new(PipelineMetrics::default());
         let cpu = CpuPool::new(limits.cpu_threads, &metrics.cpu);
+        let processed = Arc::new(ProcessedMedia::new(limits.processed_bytes));
+        let budget = loader.budget();
         let images = Images::new(
             model.clone(),
             cpu.clone(),
-            loader.budget().clone(),
-            metrics,
-            Arc::new(ProcessedMedia::new(limits.processed_bytes)),
+            budget.clone(),
+            metrics.clone(),
+            processed.clone(),
         );
         let tensors = max_tensor_bytes.map(|max_bytes| {
             Arc::new(ReceivedTensors::new(max_bytes, limits.processed_bytes, cpu.clone()))
+        });
+        let processor = processor.filter(|_| model.videos.is_ok());
+        let videos = processor.zip(tensors.clone()).map(|(options, tensors)| {
+            let planner = VideoPlanner::new(
+                model.clone(),
+                Arc::new(VllmProcessors::new(options, &cpu, budget, &metrics)),
+                processed,
+                // Frontends limit the cost of requests.
+                Duration::MAX,
+                cpu.clone(),
+                budget.clone(),
+                metrics,
+            );
+            Arc::new(MachineVideos::new(planner, limits.processed_bytes, tensors))
         });
         let loader = loader.with_executor(Arc::new(cpu.clone()));
         let images = Arc::new(images);
@@ -137,6 +164,7 @@ impl MachineMedia {
             fleet,
             pending: PendingItems::default(),
             tensors,
+            videos,
             fetches_urls,
         })
     }
@@ -187,6 +215,29 @@ impl MachineMedia {
         Ok(pixels)
     }
 
+    /// Accepts the cut of a video, for all jobs that wait for it now or need it soon.
+    ///
+    /// # Errors
+    /// Returns an error if cuts are not accepted, or if the cut has other frames than a waiting job
+    /// needs.
+    pub fn put_cut(&self, hash: MmHash, parts: Vec<VideoPart>) -> Result<(), CutError> {
+        self.videos.as_ref().ok_or(CutError::NotAccepted)?.put(hash, parts)
+    }
+
+    /// Returns the maximum size of a video's cut; `None` if cuts are not accepted.
+    pub fn max_cut_bytes(&self) -> Option<u64> {
+        self.videos.as_ref()?;
+        self.max_tensor_bytes()
+    }
+
+    /// Returns the slots in which videos for a worker are decoded, of which a usual video takes
+    /// one; `None` if their cuts are not accepted.
+    pub fn video_slots(&self, worker: &Worker) -> Option<u32> {
+        let classes = self.fleet.classes();
+        let class = classes.iter().find(|class| class.id == worker.class)?;
+        self.videos.as_ref()?.slots_for(class)
+    }
+
     /// Returns the maximum size of an item's tensors; `None` if tensors are not accepted.
     pub fn max_tensor_bytes(&self) -> Option<u64> {
         self.tensors.as_ref().map(|tensors| tensors.max_bytes())
@@ -203,7 +254,7 @@ impl MachineMedia {
     }
 
     /// Checks a job that a frontend has planned for a worker, so that no invalid job reaches an
-    /// engine. `request_file` is called for missing files, during the check or when the engine
+    /// engine. `request_item` is called for missing items, during the check or when the engine
     /// requests the tensors.
     ///
     /// # Errors
@@ -216,7 +267,7 @@ impl MachineMedia {
         planned: Vec<PlannedItem>,
         lora: Option<&str>,
         salt: Option<&str>,
-        request_file: RequestFile,
+        request_item: RequestItem,
     ) -> Result<CheckedJob, PlanError> {
         check_tokens(tokens, self.model.last_token()).map_err(PlanError::Tokens)?;
         let max_model_len = worker.backend.capabilities().max_model_len;
@@ -237,9 +288,9 @@ impl MachineMedia {
         }
         // Concurrently, because each item may wait for its file.
         let items = planned.into_iter().enumerate().map(async |(number, planned)| {
-            let request_file = request_file.clone();
-            let request_file = Arc::new(move |failure| request_file(number, failure));
-            let item = self.check_item(worker, tokens, planned, class, request_file).await;
+            let request_item = request_item.clone();
+            let request = Arc::new(move |reason| request_item(number, reason));
+            let item = self.check_item(worker, tokens, planned, class, request).await;
             item.map_err(|error| PlanError::Item { number, error })
         });
         let items = try_join_all(items).await?;
@@ -276,7 +327,7 @@ impl MachineMedia {
         tokens: &[TokenId],
         planned: PlannedItem,
         class: &PresentClass,
-        request_file: RequestItemFile,
+        request: RequestData,
     ) -> Result<JobItem, ItemError> {
         let PlannedItem { modality, hash, origin, placeholder } = planned;
         let (content, processor_kwargs, url, size) = match origin {
@@ -285,13 +336,18 @@ impl MachineMedia {
             }
             ItemOrigin::Tensors { elements } => {
                 let tensors = self.tensors.as_ref().ok_or(ItemError::NoTensors)?;
-                if placeholder.embed_count() == 0
-                    || placeholder.offset + placeholder.length > tokens.len()
-                {
-                    return Err(ItemError::NoPlaceholder);
-                }
-                let source = tensors.source(hash, Arc::new(move || request_file(None)));
+                check_in_prompt(&placeholder, tokens)?;
+                let request = Arc::new(move || request(RequestReason::Lacking));
+                let source = tensors.source(hash, request);
                 return Ok(JobItem { modality, hash, placeholder, elements, source });
+            }
+            ItemOrigin::Cut(description) => {
+                let videos = self.videos.as_ref().ok_or(ItemError::NoCuts)?;
+                if modality != Modality::Video {
+                    return Err(ItemError::Modality(modality));
+                }
+                let item = VideoItem { hash, placeholder, description };
+                return videos.check(worker, tokens, item, class, request).await;
             }
         };
         if modality != Modality::Image || self.model.vision.is_none() {
@@ -315,7 +371,7 @@ impl MachineMedia {
             url,
             settings,
             class: class.clone(),
-            request_file,
+            request,
             expected,
             plan: OnceLock::new(),
             early_pixels: Mutex::default(),
@@ -347,6 +403,13 @@ impl MachineMedia {
     }
 }
 
+/// Checks the placeholder of an item whose own tokens are not known.
+fn check_in_prompt(placeholder: &Placeholder, tokens: &[TokenId]) -> Result<(), ItemError> {
+    let end = placeholder.offset.saturating_add(placeholder.length);
+    let is_in_prompt = placeholder.embed_count() > 0 && end <= tokens.len();
+    is_in_prompt.then_some(()).ok_or(ItemError::NoPlaceholder)
+}
+
 /// Returns `true` if the prompt has an item of these runs at the placeholder. Tokens that do not
 /// embed may have been joined with their neighbours.
 fn matches_placeholder(runs: &[TokenRun], placeholder: &Placeholder, tokens: &[TokenId]) -> bool {
@@ -373,7 +436,7 @@ struct FileSource {
     url: Option<String>,
     settings: Arc<ImageSettings>,
     class: PresentClass,
-    request_file: RequestItemFile,
+    request: RequestData,
     /// The tensors that are accepted instead of the file.
     expected: Option<ExpectedTensors>,
     /// The item's plan, once it is known.
@@ -387,7 +450,7 @@ impl FileSource {
     async fn receive(&self) -> Result<ReceivedItem, RequestError> {
         let url = self.url.as_deref();
         let expected = self.expected.clone();
-        self.media.receive(&self.content, url, expected, &self.request_file).await
+        self.media.receive(&self.content, url, expected, &self.request).await
     }
 
     fn plan_file(&self, file: &EncodedMedia) -> Result<super::item::ItemPlan, RequestError> {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "for tests alone")]
 
+pub mod videos;
+
 use std::net::Ipv4Addr;
 use std::path::Path;
 use std::sync::Arc;

@@ -3,9 +3,12 @@
 //! The index of the file and the model's settings give the frames, the tokens and the tensors'
 //! shapes. Any other video goes to vLLM's own processor as a whole file; a metric counts these.
 
+mod cutting;
 mod frames;
 mod planned;
+mod received;
 mod source;
+mod tensors;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -13,7 +16,7 @@ use std::time::Duration;
 use chiasm_backend::{PlanClass, VllmItems};
 use chiasm_fleet::PresentClass;
 use chiasm_limit::KeyedLimiter;
-use chiasm_media::{ByteBudget, EncodedMedia};
+use chiasm_media::{ByteBudget, ContentHash, EncodedMedia};
 use chiasm_request::MediaKwargs;
 use chiasm_types::{MmHash, Modality, TokenId, VllmVersion};
 use chiasm_vision::{PixelFormat, VideoModel, VideoRequest};
@@ -31,7 +34,9 @@ use chiasm_cpu::{CpuBudget, CpuPool, price};
 
 pub(super) use planned::PlannedVideo;
 use planned::{PlanLimits, PlanOutcome, PlanWeight};
+pub(super) use received::{ReceivedVideo, VideoRefusal};
 use source::VideoSource;
+pub(super) use tensors::MadeVideo;
 
 /// The maximum size of the cached plans. Most plans take a few kilobytes; that of a video of one
 /// hour takes about 100 kB.
@@ -196,6 +201,12 @@ impl VideoPlanner {
         if !self.limits.trusts_kwargs {
             return Err("untrusted_kwargs");
         }
+        self.parse_kwargs(kwargs)
+    }
+
+    /// Parses a request's settings, whether or not requests may have them.
+    fn parse_kwargs(&self, kwargs: &MediaKwargs) -> Result<VideoRequest, Cause> {
+        let MediaKwargs { processor, io } = kwargs;
         // Settings of other modalities also change how vLLM reads a video.
         if io.keys().any(|modality| modality != Modality::Video.name()) {
             return Err("unknown_kwarg");
@@ -205,7 +216,7 @@ impl VideoPlanner {
             None => &no_kwargs,
             Some(io) => io.as_object().ok_or("invalid_kwarg")?,
         };
-        model.parse_request(processor, io).map_err(|reason| reason.cause())
+        self.video_model()?.parse_request(processor, io).map_err(|reason| reason.cause())
     }
 
     /// Plans a video, or returns the cached outcome. Concurrent calls for one video plan it once.
@@ -218,6 +229,22 @@ impl VideoPlanner {
         let Ok(model) = self.video_model() else { return Ok(Err("model")) };
         let fingerprint = model.fingerprint(request);
         let key = chiasm_media::mm_hash(&item.content, &Modality::Video, &fingerprint);
+        let model = self.model.clone();
+        let request = request.clone();
+        let file = item.bytes.clone();
+        let limits = self.limits.clone();
+        let build = move || PlannedVideo::build(&model, &file, request, key, fingerprint, &limits);
+        self.cached_plan(key, item.bytes.len(), build, cpu).await
+    }
+
+    /// Returns the cached plan with this key, or builds it. Concurrent calls build it once.
+    async fn cached_plan(
+        &self,
+        key: MmHash,
+        file_bytes: usize,
+        build: impl FnOnce() -> Result<PlannedVideo, Cause> + Send + 'static,
+        cpu: &CpuBudget,
+    ) -> Result<PlanOutcome, RequestError> {
         if let Some(outcome) = self.plans.get(&key) {
             return Ok(outcome);
         }
@@ -225,12 +252,7 @@ impl VideoPlanner {
         if let Some(outcome) = self.plans.get(&key) {
             return Ok(outcome);
         }
-        let ticket = cpu.ticket(price::video_index(item.bytes.len()))?;
-        let model = self.model.clone();
-        let request = request.clone();
-        let file = item.bytes.clone();
-        let limits = self.limits.clone();
-        let build = move || PlannedVideo::build(&model, &file, request, key, fingerprint, &limits);
+        let ticket = cpu.ticket(price::video_index(file_bytes))?;
         let outcome = self.cpu.run(&ticket, build).await?.map(Arc::new);
         self.plans.insert(key, outcome.clone());
         Ok(outcome)
@@ -254,16 +276,20 @@ impl VideoPlanner {
 
     /// Checks that the workers of a class accept the planned videos of a request.
     fn check_class(&self, class: &PresentClass, videos: &PlannedVideos) -> Result<(), Cause> {
-        let VllmItems::Release(release) = class.class.vllm_items else { return Err("release") };
-        if !PLANNED_RELEASES.contains(&VllmVersion::minor(release.major, release.minor)) {
-            return Err("release");
-        }
-        // Frames of another release's decoder may differ.
-        if !self.processors.may_serve(class) {
+        if !self.may_decode_for(class) {
             return Err("release");
         }
         let fits = videos.iter().all(|video| self.encoder_tokens(class, video).is_some());
         if fits { Ok(()) } else { Err("encoder_cache") }
+    }
+
+    /// Returns `true` if the workers of a class are of a release whose videos are planned, and a
+    /// processor of that release decodes them, or may do so once it has started.
+    fn may_decode_for(&self, class: &PresentClass) -> bool {
+        let VllmItems::Release(release) = class.class.vllm_items else { return false };
+        PLANNED_RELEASES.contains(&VllmVersion::minor(release.major, release.minor))
+            // Frames of another release's decoder may differ.
+            && self.processors.may_serve(class)
     }
 
     /// Returns the number of embeddings that a worker chosen for the video must be able to encode
@@ -293,14 +319,7 @@ impl VideoPlanner {
         let encoder_tokens = self
             .encoder_tokens(class, video)
             .ok_or_else(|| RequestError::internal("no engine can encode the video"))?;
-        // Each release decodes with its own OpenCV.
-        let VllmItems::Release(release) = class.class.vllm_items else {
-            return Err(RequestError::internal("engines of unknown release get no planned videos"));
-        };
-        let mut fingerprint = video.fingerprint.clone();
-        fingerprint.extend_from_slice(format!("vLLM {release}").as_bytes());
-        let identity = PlanClass::item_identity(&class.class.processor, &fingerprint);
-        let hash = chiasm_media::mm_hash(&item.content, &Modality::Video, &identity);
+        let hash = identify(&item.content, video, class)?;
         Ok(ItemPlan {
             modality: Modality::Video,
             hash,
@@ -329,6 +348,25 @@ impl VideoPlanner {
         tracing::debug!(cause, videos, "vLLM's own processor makes videos from whole files");
         self.metrics.count_whole_videos(cause, videos);
     }
+}
+
+/// Returns the identity of a planned video for the workers of a class.
+///
+/// # Errors
+/// Returns an error if the workers' release is unknown.
+fn identify(
+    content: &ContentHash,
+    video: &PlannedVideo,
+    class: &PresentClass,
+) -> Result<MmHash, RequestError> {
+    // Each release decodes with its own OpenCV.
+    let VllmItems::Release(release) = class.class.vllm_items else {
+        return Err(RequestError::internal("engines of unknown release get no planned videos"));
+    };
+    let mut fingerprint = video.fingerprint.clone();
+    fingerprint.extend_from_slice(format!("vLLM {release}").as_bytes());
+    let identity = PlanClass::item_identity(&class.class.processor, &fingerprint);
+    Ok(chiasm_media::mm_hash(content, &Modality::Video, &identity))
 }
 
 #[cfg(test)]

@@ -23,8 +23,9 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
     let tls = args.agents.tls.load()?;
     key_secret::load(args.agents.block_key_secret.as_deref(), args.engines.state_dir.as_deref())?;
     let kept_indexes = kept_indexes::open(&args, true);
-    let ServeSetup { model, loader, patience, connectors, router, limits, adapters, .. } =
-        serve::prepare(&mut args, Side::Agent).await?;
+    let ServeSetup {
+        model, loader, patience, connectors, router, limits, adapters, processor, ..
+    } = serve::prepare(&mut args, Side::Agent).await?;
     let reader = nixl::start_reader(&args).await?;
     let engines = connectors.len() as u32;
     let listener = serve::listen(address).await?;
@@ -47,6 +48,7 @@ pub(crate) async fn run(mut args: ServeArgs) -> Result<(), CliError> {
         fleet.clone(),
         &limits.pipeline,
         tensor_bytes,
+        processor,
         fetches_media,
     );
     if let Ok(address) = listener.local_addr() {

@@ -463,9 +463,12 @@ mod tests {
             panic!("serve")
         };
         assert_eq!(args.port, 8000);
-        for (flag, value) in
-            [("--api-key", "k"), ("--agents", "a:1"), ("--processors", "2"), ("--root-path", "/m")]
-        {
+        for (flag, value) in [
+            ("--api-key", "k"),
+            ("--agents", "a:1"),
+            ("--max-audio-seconds", "2"),
+            ("--root-path", "/m"),
+        ] {
             let error = parse(&[flag, value]).unwrap_err().to_string();
             assert!(error.contains(flag) && error.contains("chiasm serve"), "{error}");
         }

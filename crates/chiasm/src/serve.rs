@@ -278,12 +278,18 @@ pub(crate) async fn prepare(args: &mut ServeArgs, side: Side) -> Result<ServeSet
             &flags,
             &vllm_args(args, model.answers.engine_parser()),
         )?,
-        Side::Agent => None,
+        Side::Agent => vllm_processor::agent_options(
+            args,
+            &model,
+            &vllm_args(args, model.answers.engine_parser()),
+        )?,
     };
     warn_about_unused_flags(args, processor.is_some());
     let has_tensors = processor.is_some() || args.agents.take_tensors;
     let accepts_media = vllm_processor::accepts_media(args, &model, has_tensors);
-    let loader = media_loader(&args.media, processor.is_some())?;
+    // Frontends send agents files only for Chiasm's own processor.
+    let accepts_all_formats = processor.is_some() && side == Side::Frontend;
+    let loader = media_loader(&args.media, accepts_all_formats)?;
     let patience = patience(args);
     let options = EngineOptions {
         startup_timeout: args.engines.startup_timeout,

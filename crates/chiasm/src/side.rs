@@ -5,7 +5,7 @@
 pub(crate) enum Side {
     /// A frontend: takes requests from clients.
     Frontend,
-    /// An agent: takes jobs from frontends. The frontends run vLLM's processor for media that
-    /// Chiasm's own code does not process.
+    /// An agent: takes jobs from frontends. Its own processor of vLLM only decodes planned videos;
+    /// the frontends run theirs for other media that Chiasm's own code does not process.
     Agent,
 }

@@ -1,6 +1,7 @@
-//! The settings of vLLM's own processor for `chiasm serve`, and the decision whether to start it.
+//! The settings of vLLM's own processor for `chiasm serve` and `chiasm agent`, and the decision
+//! whether to start it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use chiasm_pipeline::VllmProcessorOptions;
@@ -114,8 +115,8 @@ pub(crate) fn accepts_media(args: &ServeArgs, model: &ServedModel, has_processor
     model.vision.is_some() || (has_processor && is_likely())
 }
 
-/// Returns the settings of vLLM's own processor, or `None` without it. `vllm_flags` are the flags
-/// of the engines.
+/// Returns the settings of a frontend's own processor of vLLM, or `None` without it. `vllm_flags`
+/// are the flags of the engines.
 ///
 /// # Errors
 /// [`CliError::Usage`] if the processor is required and no Python is found for it.
@@ -125,8 +126,7 @@ pub(crate) fn options(
     flags: &VllmFlags,
     vllm_flags: &[String],
 ) -> Result<Option<VllmProcessorOptions>, CliError> {
-    let processor_args = &args.processor;
-    let choice = processor_args.processor;
+    let choice = args.processor.processor;
     let rendered_by_code = renders_with_code(flags, args);
     if choice == ProcessorChoice::Native {
         if rendered_by_code {
@@ -151,6 +151,50 @@ pub(crate) fn options(
             return Ok(None);
         }
     };
+    Ok(Some(VllmProcessorOptions {
+        required,
+        at_start: required || need.is_likely || may_render_conversations,
+        may_render_conversations,
+        ..on_demand(args, python, vllm_flags)?
+    }))
+}
+
+/// Returns the settings of an agent's processor of vLLM, which decodes planned videos; `None` if
+/// frontends decode them. `vllm_flags` are the flags of the engines.
+///
+/// # Errors
+/// [`CliError::Usage`] if the Python of `--processor-vllm` is not found.
+pub(crate) fn agent_options(
+    args: &ServeArgs,
+    model: &ServedModel,
+    vllm_flags: &[String],
+) -> Result<Option<VllmProcessorOptions>, CliError> {
+    // Cuts of videos need the same trust as tensors.
+    let takes_videos = args.agents.take_tensors
+        && model.videos.is_ok()
+        && args.processor.processor != ProcessorChoice::Native;
+    if !takes_videos {
+        return Ok(None);
+    }
+    match find_python(&args.engines.vllm) {
+        Ok(python) => on_demand(args, python, vllm_flags).map(Some),
+        Err(error) => {
+            tracing::info!(%error, "frontends decode the videos for this agent's engines (--vllm)");
+            Ok(None)
+        }
+    }
+}
+
+/// Returns the settings of a processor that starts with the first item.
+///
+/// # Errors
+/// [`CliError::Usage`] if the Python of `--processor-vllm` is not found.
+fn on_demand(
+    args: &ServeArgs,
+    python: PathBuf,
+    vllm_flags: &[String],
+) -> Result<VllmProcessorOptions, CliError> {
+    let processor_args = &args.processor;
     let other_pythons = processor_args
         .processor_vllm
         .iter()
@@ -158,7 +202,7 @@ pub(crate) fn options(
         .collect::<Result<_, _>>()
         .map_err(|error| CliError::Usage(format!("{error} (--processor-vllm)")))?;
     let children = processor_args.processors.map_or_else(default_children, |count| count as usize);
-    Ok(Some(VllmProcessorOptions {
+    Ok(VllmProcessorOptions {
         processor: ProcessorOptions {
             python,
             model: args.model.clone(),
@@ -178,16 +222,16 @@ pub(crate) fn options(
             sandbox: processor_args.processor_sandbox.into(),
         },
         other_pythons,
-        required,
-        at_start: required || need.is_likely || may_render_conversations,
-        may_render_conversations,
+        required: false,
+        at_start: false,
+        may_render_conversations: false,
         trust_request_kwargs: processor_args.trust_request_mm_kwargs,
-        predicts_recordings: choice != ProcessorChoice::Vllm,
+        predicts_recordings: processor_args.processor != ProcessorChoice::Vllm,
         concurrent_videos: processor_args.max_concurrent_videos.map_or_else(
             || default_videos(children, free_memory(), processor_args.processor_item_bytes),
             |count| count as usize,
         ),
-    }))
+    })
 }
 
 /// Returns one process per core, less one core for the async threads and the engines.

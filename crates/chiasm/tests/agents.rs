@@ -13,6 +13,7 @@ mod relay;
 mod roles;
 mod security;
 mod sharing;
+mod videos;
 mod weather;
 
 use std::time::Duration;

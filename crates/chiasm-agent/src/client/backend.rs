@@ -21,6 +21,7 @@ use super::running::RunningAgentJob;
 use super::shared::Shared;
 use super::watching::watch;
 use super::{AgentLink, AgentMedia};
+use crate::cuts::AcceptedCuts;
 use crate::job;
 use crate::proto::WatchEvent;
 
@@ -42,6 +43,8 @@ pub(super) struct EngineStart {
     pub(super) fetches_media: bool,
     /// The forms in which the engine can be sent images.
     pub(super) images: ImageForms,
+    /// The videos whose cuts the agent accepts.
+    pub(super) cuts: AcceptedCuts,
 }
 
 impl AgentBackend {
@@ -50,7 +53,7 @@ impl AgentBackend {
         link: AgentLink,
         jobs: Jobs,
         engine: u32,
-        EngineStart { life, fetches_media, images }: EngineStart,
+        EngineStart { life, fetches_media, images, cuts }: EngineStart,
         capabilities: Capabilities,
         observer: Arc<dyn MediaObserver>,
         events: Streaming<WatchEvent>,
@@ -61,6 +64,7 @@ impl AgentBackend {
             life,
             fetches_media,
             images,
+            cuts,
             observer,
             load: Mutex::new(None),
             silent_ms: AtomicU64::new(0),
@@ -109,6 +113,7 @@ impl Backend for AgentBackend {
             let media = job::MediaDetails {
                 urls: self.shared.fetches_media && !sends_tensors,
                 image_tensors,
+                cuts: self.shared.cuts,
             };
             let message = job::to_message(&job, prompt, media)
                 .ok_or_else(|| refused("messages", "has a media item that is too long"))?;

@@ -13,6 +13,7 @@ use super::images::ImageForms;
 use super::jobs::Jobs;
 use super::{AgentLink, AgentMedia, describe};
 use crate::capabilities;
+use crate::cuts::AcceptedCuts;
 use crate::proto::watch_event::Event;
 use crate::proto::{WatchEvent, WatchRequest};
 
@@ -73,8 +74,10 @@ impl Connector for AgentConnector {
                 format: capabilities::image_tensors(&ready),
                 max_bytes: ready.most_tensor_bytes,
             };
+            let cuts =
+                AcceptedCuts { slots: ready.video_slots, max_bytes: ready.most_tensor_bytes };
             let start =
-                EngineStart { life: ready.life, fetches_media: ready.fetches_media, images };
+                EngineStart { life: ready.life, fetches_media: ready.fetches_media, images, cuts };
             let capabilities = capabilities::from_message(ready, link.ip)
                 .ok_or_else(|| failed("the description of its engine is malformed".to_owned()))?;
             if capabilities.class.processor != *processor {

@@ -8,10 +8,10 @@ use chiasm_backend::{
     DeathReason, Job, JobError, KvTransferParams, MediaDelivery, Output, RunningJob,
     StoredEmbeddings,
 };
-use chiasm_pipeline::FetchFailure;
+use chiasm_pipeline::{CutFailure, FetchFailure};
 
 use super::jobs::JobHandle;
-use super::sending::send;
+use super::sending::{RequestedForm, send};
 use super::shared::Shared;
 use crate::answer::{
     delivered_from_message, embeddings_from_message, failure_from_message, output_from_message,
@@ -69,14 +69,21 @@ impl RunningAgentJob {
                 self.set_delivered(delivered)
             }
             Event::Ended(_) => return Err(JobError::Unfinished),
-            Event::Lacking(Lacking { items, not_fetched, reason }) => {
+            Event::Lacking(Lacking { items, not_fetched, reason, not_decoded }) => {
                 if !not_fetched.is_empty() {
                     // Later versions may have more causes.
                     let cause =
                         FetchFailure::CAUSES.into_iter().find(|cause| *cause == not_fetched);
                     self.shared.observer.stepped_down(cause.unwrap_or("fetch_failed"), &reason);
                 }
-                self.send_media(&items);
+                if not_decoded.is_empty() {
+                    self.send_media(&items, RequestedForm::Preferred);
+                } else {
+                    self.shared.observer.stepped_down("cut_not_decoded", &reason);
+                    // Later versions may have more causes.
+                    let is_rejected = not_decoded == CutFailure::OTHER_FRAMES;
+                    self.send_media(&items, RequestedForm::WholeVideo { is_rejected });
+                }
             }
             Event::Left(words) => self.left = KvTransferParams::new(words),
             Event::Embeddings(left) => {
@@ -116,15 +123,15 @@ impl RunningAgentJob {
         }
     }
 
-    /// Sends the files or tensors of items that the agent lacks. An item that can't be sent ends
-    /// the job.
-    fn send_media(&self, items: &[u32]) {
+    /// Sends the files, tensors or cuts of items that the agent lacks. An item that can't be sent
+    /// ends the job.
+    fn send_media(&self, items: &[u32], form: RequestedForm) {
         let Some(job) = self.handle.as_ref().map(JobHandle::number) else { return };
         for item in items.iter().filter_map(|&item| self.job.media.get(item as usize)) {
             let shared = self.shared.clone();
             let item = item.clone();
             tokio::spawn(async move {
-                if let Err(error) = send(&shared, &item).await {
+                if let Err(error) = send(&shared, &item, form).await {
                     let agent = shared.link.address();
                     let modality = &item.modality;
                     tracing::warn!(agent, %modality, %error, "can't send a media item to an agent");

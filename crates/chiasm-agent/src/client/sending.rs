@@ -1,10 +1,12 @@
-//! Sending a media item to an agent: as its file, or as tensors that this process makes.
+//! Sending a media item to an agent: as its file, as the cut of a video, or as tensors that this
+//! process makes.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use chiasm_backend::{
-    ItemField, JobError, JobItem, SentForm, TensorBytes, TensorFormat, TensorMemory, TensorRequest,
+    CuttableVideo, ItemField, JobError, JobItem, SentForm, TensorBytes, TensorFormat, TensorMemory,
+    TensorRequest, VideoPart,
 };
 use chiasm_transfer::SlotWriter;
 use chiasm_types::MmHash;
@@ -16,9 +18,28 @@ use super::shared::Shared;
 use super::{connection_lost, describe};
 use crate::tensors;
 
-/// Sends an item's file. Sends its tensors instead if the item has no file or if tensors are the
-/// chosen form. Tensors that are not cached are made now.
-pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError> {
+/// The form in which an agent requests an item.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum RequestedForm {
+    /// The form that was announced.
+    Preferred,
+    /// The tensors of a whole video, whose cut the agent does not decode. `is_rejected` is `true`
+    /// if the cut decodes to other frames than were planned.
+    WholeVideo { is_rejected: bool },
+}
+
+/// Sends an item's file or cut. Sends its tensors instead if the item has neither, or if tensors
+/// are the chosen or requested form. Tensors that are not cached are made now.
+pub(super) async fn send(
+    shared: &Shared,
+    item: &JobItem,
+    form: RequestedForm,
+) -> Result<(), JobError> {
+    match (shared.cuts.cuttable(&*item.source), form) {
+        (Some(video), RequestedForm::Preferred) => return send_cut(shared, item, video).await,
+        (Some(video), RequestedForm::WholeVideo { is_rejected: true }) => video.reject_cut(),
+        (Some(_), RequestedForm::WholeVideo { is_rejected: false }) | (None, _) => {}
+    }
     let sent = match item.source.encoded() {
         Some(encoded) => {
             if try_send_tensors(shared, item, encoded.bytes.len() as u64).await {
@@ -41,6 +62,19 @@ pub(super) async fn send(shared: &Shared, item: &JobItem) -> Result<(), JobError
             send_tensors(shared, &item.hash, &fields).await
         }
     };
+    sent.map_err(|status| to_job_error(&status))
+}
+
+/// Sends a video's cut.
+async fn send_cut(
+    shared: &Shared,
+    item: &JobItem,
+    video: &dyn CuttableVideo,
+) -> Result<(), JobError> {
+    let parts = video.cut(shared.cuts.slots).await.map_err(JobError::Source)?;
+    shared.observer.sent_as(SentForm::Cut);
+    shared.observer.sent(parts.iter().map(VideoPart::bytes).sum());
+    let sent = shared.link.put_cut(&item.hash, parts).await;
     sent.map_err(|status| to_job_error(&status))
 }
 

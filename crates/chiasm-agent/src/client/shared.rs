@@ -8,6 +8,7 @@ use chiasm_backend::{LoadSink, MediaObserver};
 use super::AgentLink;
 use super::images::ImageForms;
 use super::jobs::Jobs;
+use crate::cuts::AcceptedCuts;
 use crate::proto::AdmitRequest;
 
 /// The state shared by a backend, its jobs and the task that watches the engine.
@@ -19,6 +20,8 @@ pub(super) struct Shared {
     pub(super) fetches_media: bool,
     /// The forms in which images are sent.
     pub(super) images: ImageForms,
+    /// The videos whose cuts the agent accepts.
+    pub(super) cuts: AcceptedCuts,
     pub(super) observer: Arc<dyn MediaObserver>,
     pub(super) load: Mutex<Option<LoadSink>>,
     /// The time since the engine's last sign of life, in milliseconds.

@@ -204,9 +204,14 @@ pub struct Ready {
     /// name for the type of normalised values. Empty if the agent accepts only files.
     #[prost(string, tag = "19")]
     pub image_tensors: ::prost::alloc::string::String,
-    /// The maximum size of an item's tensors, in bytes; 0 if tensors are not accepted.
+    /// The maximum size of an item's tensors, in bytes; 0 if tensors are not accepted. Also the
+    /// maximum size of a video's cut and tensors together.
     #[prost(uint64, tag = "20")]
     pub most_tensor_bytes: u64,
+    /// The number of usual videos that the agent decodes at once, from cuts; 0 if it accepts no
+    /// cuts.
+    #[prost(uint32, tag = "21")]
+    pub video_slots: u32,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Adapter {
@@ -368,7 +373,7 @@ pub struct ReasoningVariable {
     #[prost(bool, tag = "2")]
     pub value: bool,
 }
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MediaItem {
     #[prost(string, tag = "1")]
     pub modality: ::prost::alloc::string::String,
@@ -403,6 +408,28 @@ pub struct MediaItem {
     pub width: u32,
     #[prost(uint32, tag = "11")]
     pub height: u32,
+    /// The description of a video whose cut the frontend sends if the agent lacks it. `content` is
+    /// the hash of the whole file then, which the agent does not get.
+    #[prost(message, optional, tag = "12")]
+    pub video: ::core::option::Option<Video>,
+}
+/// The facts about a video that decide its plan.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct Video {
+    /// The number of frames, as vLLM counts them.
+    #[prost(uint64, tag = "1")]
+    pub frames: u64,
+    /// The number of frames per second.
+    #[prost(double, tag = "2")]
+    pub fps: f64,
+    /// The size of a frame in pixels, after rotation.
+    #[prost(uint32, tag = "3")]
+    pub width: u32,
+    #[prost(uint32, tag = "4")]
+    pub height: u32,
+    /// The settings for reading files, by modality, as a JSON object.
+    #[prost(string, tag = "5")]
+    pub io_kwargs: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Sampling {
@@ -514,8 +541,8 @@ pub mod job_event {
         /// together with the job's next event, or after a second.
         #[prost(message, tag = "1")]
         Started(super::Delivered),
-        /// The media items whose files or tensors the agent lacks. The agent waits for PutMedia,
-        /// PutTensors or ReadTensors.
+        /// The media items whose files, tensors or cuts the agent lacks. The agent waits for
+        /// PutMedia, PutTensors, ReadTensors or PutCut.
         #[prost(message, tag = "2")]
         Lacking(super::Lacking),
         #[prost(message, tag = "3")]
@@ -578,6 +605,11 @@ pub struct Lacking {
     pub not_fetched: ::prost::alloc::string::String,
     #[prost(string, tag = "3")]
     pub reason: ::prost::alloc::string::String,
+    /// The cause why the agent does not decode the items, such as `other_frames`: the cut of a
+    /// video decodes to other frames than were planned. `reason` explains it. The agent waits for
+    /// the tensors of the whole files. Empty if the agent decodes the items.
+    #[prost(string, tag = "4")]
+    pub not_decoded: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Output {
@@ -842,6 +874,36 @@ pub struct ReadTensorsReply {
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
 }
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct CutChunk {
+    /// Only in the first message: the item's identity (32 bytes), and the parts of the cut, in the
+    /// order of their bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub mm_hash: ::prost::bytes::Bytes,
+    #[prost(message, repeated, tag = "2")]
+    pub parts: ::prost::alloc::vec::Vec<CutPart>,
+    /// The next bytes of the parts' files, which follow each other.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub bytes: ::prost::bytes::Bytes,
+}
+/// An mp4 file with a part of the wanted frames.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct CutPart {
+    /// The length of the file in bytes.
+    #[prost(uint64, tag = "1")]
+    pub length: u64,
+    /// The number of samples of the file, all of which must decode.
+    #[prost(uint32, tag = "2")]
+    pub samples: u32,
+    /// The wanted frames: their numbers in the whole video, and their positions among the frames of
+    /// this file, ascending. Both lists have the same length.
+    #[prost(uint64, repeated, tag = "3")]
+    pub frames: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint32, repeated, tag = "4")]
+    pub positions: ::prost::alloc::vec::Vec<u32>,
+}
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct PutCutReply {}
 /// Generated client implementations.
 pub mod agent_client {
     #![allow(
@@ -1145,6 +1207,29 @@ pub mod agent_client {
                 .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "ReadTensors"));
             self.inner.unary(req, path, codec).await
         }
+        /// Sends the cut of one video, for all engines of the machine: small files with the wanted
+        /// frames and what these depend on. The agent decodes them.
+        pub async fn put_cut(
+            &mut self,
+            request: impl tonic::IntoStreamingRequest<Message = super::CutChunk>,
+        ) -> std::result::Result<tonic::Response<super::PutCutReply>, tonic::Status> {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/chiasm.agent.v1.Agent/PutCut",
+            );
+            let mut req = request.into_streaming_request();
+            req.extensions_mut()
+                .insert(GrpcMethod::new("chiasm.agent.v1.Agent", "PutCut"));
+            self.inner.client_streaming(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -1236,6 +1321,12 @@ pub mod agent_server {
             tonic::Response<super::ReadTensorsReply>,
             tonic::Status,
         >;
+        /// Sends the cut of one video, for all engines of the machine: small files with the wanted
+        /// frames and what these depend on. The agent decodes them.
+        async fn put_cut(
+            &self,
+            request: tonic::Request<tonic::Streaming<super::CutChunk>>,
+        ) -> std::result::Result<tonic::Response<super::PutCutReply>, tonic::Status>;
     }
     #[derive(Debug)]
     pub struct AgentServer<T> {
@@ -1711,6 +1802,49 @@ pub mod agent_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/chiasm.agent.v1.Agent/PutCut" => {
+                    #[allow(non_camel_case_types)]
+                    struct PutCutSvc<T: Agent>(pub Arc<T>);
+                    impl<T: Agent> tonic::server::ClientStreamingService<super::CutChunk>
+                    for PutCutSvc<T> {
+                        type Response = super::PutCutReply;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<tonic::Streaming<super::CutChunk>>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as Agent>::put_cut(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = PutCutSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.client_streaming(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

@@ -1,11 +1,11 @@
-//! Receiving files and tensors of media items from frontends.
+//! Receiving files, tensors and cuts of media items from frontends.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use chiasm_media::ContentHash;
 use chiasm_nixl::{Reader, RemoteLoan};
-use chiasm_pipeline::{MachineMedia, PutError};
+use chiasm_pipeline::{CutError, MachineMedia, PutError};
 use chiasm_types::{MmHash, Modality};
 use tokio::time::timeout;
 use tonic::{Status, Streaming};
@@ -13,7 +13,10 @@ use tonic::{Status, Streaming};
 use super::parse_digest;
 use super::shares::ShareGuard;
 use crate::TRANSFER_TIMEOUT;
-use crate::proto::{MediaChunk, ReadTensorsReply, ReadTensorsRequest, TensorChunk, TensorField};
+use crate::cuts::AnnouncedCut;
+use crate::proto::{
+    CutChunk, MediaChunk, ReadTensorsReply, ReadTensorsRequest, TensorChunk, TensorField,
+};
 use crate::tensors::AnnouncedTensors;
 
 /// Receives one file. It counts towards `memory` while it arrives.
@@ -108,6 +111,57 @@ async fn read_tensors(
         return Err(wrong_length());
     }
     Ok((hash, announced, tensors.freeze()))
+}
+
+/// Receives the cut of one video. It counts towards `memory` while it arrives.
+pub(super) async fn put_cut(
+    media: &MachineMedia,
+    memory: ShareGuard,
+    chunks: Streaming<CutChunk>,
+) -> Result<(), Status> {
+    let cut = timeout(TRANSFER_TIMEOUT, read_cut(media, memory, chunks)).await;
+    let (hash, announced, bytes) =
+        cut.map_err(|_| Status::deadline_exceeded("the cut took too long"))??;
+    media.put_cut(hash, announced.into_parts(bytes)).map_err(|error| match error {
+        CutError::NotAccepted => Status::failed_precondition(error.to_string()),
+        CutError::OtherFrames => Status::invalid_argument(error.to_string()),
+    })
+}
+
+async fn read_cut(
+    media: &MachineMedia,
+    mut memory: ShareGuard,
+    mut chunks: Streaming<CutChunk>,
+) -> Result<(MmHash, AnnouncedCut, Bytes), Status> {
+    let limit = media.max_cut_bytes();
+    let limit =
+        limit.ok_or_else(|| Status::failed_precondition(CutError::NotAccepted.to_string()))?;
+    let first =
+        chunks.message().await?.ok_or_else(|| Status::invalid_argument("the cut is missing"))?;
+    let hash = parse_digest(&first.mm_hash)
+        .ok_or_else(|| Status::invalid_argument("mm_hash: must be 32 bytes"))?;
+    let announced = AnnouncedCut::from_message(first.parts);
+    let announced = announced.ok_or_else(|| Status::invalid_argument("parts: malformed"))?;
+    if announced.bytes > limit {
+        return Err(Status::invalid_argument(format!("parts: at most {limit} bytes are accepted")));
+    }
+    let wrong_length =
+        || Status::invalid_argument("the cut's length differs from the announced one");
+    // Grows with the bytes that arrive, not with the announced length.
+    let mut cut = media.buffer();
+    let mut next = Some(first.bytes);
+    while let Some(bytes) = next {
+        if (cut.as_slice().len() + bytes.len()) as u64 > announced.bytes {
+            return Err(wrong_length());
+        }
+        memory.grow(bytes.len() as u64).map_err(|_| out_of_memory())?;
+        cut.extend(&bytes).map_err(|_| out_of_memory())?;
+        next = chunks.message().await?.map(|chunk| chunk.bytes);
+    }
+    if cut.as_slice().len() as u64 != announced.bytes {
+        return Err(wrong_length());
+    }
+    Ok((MmHash::new(hash), announced, cut.freeze()))
 }
 
 fn out_of_memory() -> Status {

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use chiasm_backend::{Adapter, DeathReason, ForeignJob, Input, Job, JobError, Stage};
 use chiasm_fleet::{Fleet, Worker};
-use chiasm_pipeline::{CheckedJob, FetchFailure, MachineMedia, PlanError};
+use chiasm_pipeline::{
+    CheckedJob, CutFailure, FetchFailure, MachineMedia, PlanError, RequestReason,
+};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
@@ -160,10 +162,8 @@ async fn check(
         ..
     } = parts;
     let sender = sender.clone();
-    let request_item = Arc::new(move |item: usize, failure: Option<FetchFailure>| {
-        let (not_fetched, reason) =
-            failure.map(|failure| (failure.cause.to_owned(), failure.reason)).unwrap_or_default();
-        sender.send(Event::Lacking(Lacking { items: vec![item as u32], not_fetched, reason }));
+    let request_item = Arc::new(move |item: usize, reason: RequestReason| {
+        sender.send(Event::Lacking(lacking(item, reason)));
     });
     let lora = adapter.as_ref().map(|adapter| adapter.name.as_str());
     let tokens = Arc::new(tokens);
@@ -193,6 +193,20 @@ async fn check(
         embedded,
     };
     Ok((job, describe))
+}
+
+/// Returns the request for an item.
+fn lacking(item: usize, reason: RequestReason) -> Lacking {
+    let lacking = Lacking { items: vec![item as u32], ..Lacking::default() };
+    match reason {
+        RequestReason::Lacking => lacking,
+        RequestReason::NotFetched(FetchFailure { cause, reason }) => {
+            Lacking { not_fetched: cause.to_owned(), reason, ..lacking }
+        }
+        RequestReason::NotDecoded(CutFailure { cause, reason }) => {
+            Lacking { not_decoded: cause.to_owned(), reason, ..lacking }
+        }
+    }
 }
 
 /// Converts the error of a plan that failed its check. If the engine is gone, the client is not at

@@ -92,6 +92,7 @@ async fn send_all(
     let facts = AgentFacts {
         life: worker.life,
         tensor_bytes: watch.media.max_tensor_bytes(),
+        video_slots: watch.media.video_slots(worker),
         fetches_media: watch.media.fetches_urls(),
         adapters: worker.adapter_reports(watch.fleet.adapters()),
     };

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use chiasm_backend::{
     FieldValue, ProcessingCost, SentForm, Tensor, TensorBytes, TensorFormat, WorkSize,
@@ -12,17 +13,22 @@ use chiasm_vision::{Contents, ImagePlan, PixelFormat, TensorSpec};
 use super::*;
 use crate::client::{AgentMedia, OwnMemory};
 
-/// An observer that records the sent forms and the steps down.
+/// An observer that records the sent forms, the sent bytes and the steps down.
 #[derive(Default)]
-struct RecordingObserver {
-    sent: Mutex<Vec<SentForm>>,
-    stepped_down: Mutex<Vec<(&'static str, String)>>,
+pub(super) struct RecordingObserver {
+    pub(super) sent: Mutex<Vec<SentForm>>,
+    pub(super) sent_bytes: AtomicU64,
+    pub(super) stepped_down: Mutex<Vec<(&'static str, String)>>,
 }
 
 impl MediaObserver for RecordingObserver {
     fn delivered(&self, _: MediaDelivery) {}
 
     fn missed(&self, _: usize) {}
+
+    fn sent(&self, bytes: u64) {
+        self.sent_bytes.fetch_add(bytes, Relaxed);
+    }
 
     fn sent_as(&self, form: SentForm) {
         self.sent.lock().unwrap().push(form);

@@ -83,11 +83,11 @@ fn url_is_sent_only_to_agents_that_fetch() {
     let url_of =
         |message: proto::Job| match job::from_message(message).unwrap().media.remove(0).origin {
             ItemOrigin::File { url, .. } => url,
-            ItemOrigin::Tensors { .. } => panic!("a file"),
+            ItemOrigin::Tensors { .. } | ItemOrigin::Cut(_) => panic!("a file"),
         };
     let short = with_url("https://a/b");
     assert_eq!(url_of(over_the_wire(&short)).as_deref(), Some("https://a/b"));
-    let media = job::MediaDetails { urls: false, image_tensors: None };
+    let media = job::MediaDetails { urls: false, image_tensors: None, cuts: NO_CUTS };
     assert_eq!(url_of(job::to_message(&short, &[TokenId(3)], media).unwrap()), None);
     // Some servers refuse URLs of this length, so the file is sent instead.
     let long = with_url(&format!("https://a/{}", "b".repeat(8 << 10)));
@@ -103,7 +103,13 @@ fn adapters_survive_the_wire() {
         refused: refused.map(str::to_owned),
     };
     let ready = |adapters: Vec<PreloadedAdapter>| {
-        let facts = AgentFacts { life: 1, tensor_bytes: None, fetches_media: false, adapters };
+        let facts = AgentFacts {
+            life: 1,
+            tensor_bytes: None,
+            video_slots: None,
+            fetches_media: false,
+            adapters,
+        };
         capabilities::to_message(&fake_capabilities(), facts)
     };
     let received = capabilities::from_message(
@@ -132,8 +138,13 @@ fn adapters_survive_the_wire() {
 #[test]
 fn tensor_format_is_sent_only_by_agents_that_take_tensors() {
     let received = |media, tensor_bytes| {
-        let facts =
-            AgentFacts { life: 1, tensor_bytes, fetches_media: false, adapters: Vec::new() };
+        let facts = AgentFacts {
+            life: 1,
+            tensor_bytes,
+            video_slots: None,
+            fetches_media: false,
+            adapters: Vec::new(),
+        };
         let ready = capabilities::to_message(&Capabilities { media, ..fake_capabilities() }, facts);
         (capabilities::image_tensors(&ready), ready.most_tensor_bytes)
     };
@@ -173,6 +184,7 @@ fn malformed_messages_are_refused_with_the_field() {
         url: String::new(),
         width: 0,
         height: 0,
+        video: None,
     };
     let item_fault = |change: &dyn Fn(&mut proto::MediaItem)| {
         let mut item = item.clone();
@@ -210,6 +222,21 @@ fn malformed_messages_are_refused_with_the_field() {
         &format!("http://a/{}", "b".repeat(8 << 10)),
     ] {
         assert_eq!(item_fault(&|item| item.url = url.to_owned()), "media[0]");
+    }
+    let video =
+        proto::Video { frames: 60, fps: 29.97, width: 160, height: 96, io_kwargs: "{}".to_owned() };
+    let changes: [&dyn Fn(&mut proto::Video); 6] = [
+        &|video| video.frames = 0,
+        &|video| video.fps = 0.0,
+        &|video| video.fps = f64::NAN,
+        &|video| video.fps = f64::INFINITY,
+        &|video| video.width = 0,
+        &|video| video.height = 0,
+    ];
+    for change in changes {
+        let mut video = video.clone();
+        change(&mut video);
+        assert_eq!(item_fault(&|item| item.video = Some(video.clone())), "media[0]", "{video:?}");
     }
     assert_eq!(item_fault(&|item| item.length = 3), "media[0]");
     assert_eq!(item_fault(&|item| item.length = 0), "media[0]");

@@ -36,6 +36,12 @@ pub enum ItemError {
     /// The agent accepts files only.
     #[error("this agent does not accept tensors (--take-tensors)")]
     NoTensors,
+    /// The agent accepts no cuts of videos.
+    #[error("this agent does not accept cuts of videos (--take-tensors)")]
+    NoCuts,
+    /// The agent does not plan such a video, for this cause.
+    #[error("the agent does not plan the video ({0})")]
+    NotPlanned(&'static str),
     /// The placeholder has no embeddings, or exceeds the prompt.
     #[error("the placeholder is empty or exceeds the prompt")]
     NoPlaceholder,
@@ -65,4 +71,15 @@ pub enum PutError {
     /// This process is overloaded.
     #[error("the agent is overloaded")]
     Overloaded,
+}
+
+/// The reason why the cut of a video is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum CutError {
+    /// This process accepts no cuts.
+    #[error("the agent does not accept cuts of videos (--take-tensors)")]
+    NotAccepted,
+    /// The cut does not have each planned frame once.
+    #[error("the frames are not those that were planned")]
+    OtherFrames,
 }

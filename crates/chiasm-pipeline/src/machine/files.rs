@@ -1,17 +1,17 @@
 //! Files of media items: from the cache, fetched from the frontend's URL, or sent by the frontend
 //! on request. The frontend may send tensors instead of a file.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use chiasm_media::{ContentHash, EncodedMedia, Fault, MediaError};
+use chiasm_media::{ContentHash, EncodedMedia};
 use chiasm_types::Modality;
 use tokio::time::timeout;
 
 use super::MachineMedia;
 use super::error::PutError;
-use super::tensors::TENSORS_TIMEOUT;
+use super::received::DATA_TIMEOUT;
+use super::request::{FetchFailure, RequestData, RequestReason};
 use super::waiting::{ExpectedTensors, ReceivedItem};
 use crate::error::RequestError;
 use chiasm_cpu::CpuBudget;
@@ -29,40 +29,6 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The maximum size of a file that is hashed inline.
 const MAX_INLINE_BYTES: usize = 512 << 10;
-
-/// Requests the file of an item from the job's frontend. Reports the failure if fetching the file
-/// from its URL failed.
-pub(super) type RequestItemFile = Arc<dyn Fn(Option<FetchFailure>) + Send + Sync>;
-
-/// The reason why a file was not fetched from the frontend's URL.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FetchFailure {
-    /// One of [`CAUSES`](Self::CAUSES), for metrics.
-    pub cause: &'static str,
-    /// An explanation for operators, without the URL.
-    pub reason: String,
-}
-
-impl FetchFailure {
-    /// All causes.
-    pub const CAUSES: [&'static str; 4] =
-        ["fetch_refused", "fetch_slow", "fetch_failed", "fetched_other"];
-
-    fn new(cause: &'static str, reason: impl ToString) -> Self {
-        Self { cause, reason: reason.to_string() }
-    }
-}
-
-impl From<MediaError> for FetchFailure {
-    fn from(error: MediaError) -> Self {
-        let cause = match error.fault() {
-            Fault::Forbidden => "fetch_refused",
-            Fault::OriginTimeout => "fetch_slow",
-            _ => "fetch_failed",
-        };
-        Self::new(cause, error)
-    }
-}
 
 impl MachineMedia {
     /// Accepts a file that a frontend sends, for all jobs that wait for it now or need it later.
@@ -104,18 +70,20 @@ impl MachineMedia {
         content: &ContentHash,
         url: Option<&str>,
         expected: Option<ExpectedTensors>,
-        request_file: &RequestItemFile,
+        request_file: &RequestData,
     ) -> Result<ReceivedItem, RequestError> {
         if let Some(cached) = self.loader.cached(content) {
             return Ok(ReceivedItem::File(cached));
         }
         let Some(url) = url.filter(|_| self.fetches_urls) else {
-            return self.receive_from_frontend(content, expected, || request_file(None)).await;
+            return self
+                .receive_from_frontend(content, expected, || request_file(RequestReason::Lacking))
+                .await;
         };
         match self.fetch(content, url).await {
             Ok(file) => Ok(ReceivedItem::File(file)),
             Err(failure) => {
-                let request = || request_file(Some(failure));
+                let request = || request_file(RequestReason::NotFetched(failure));
                 self.receive_from_frontend(content, expected, request).await
             }
         }
@@ -143,7 +111,7 @@ impl MachineMedia {
         expected: Option<ExpectedTensors>,
         request: impl FnOnce(),
     ) -> Result<ReceivedItem, RequestError> {
-        let limit = if expected.is_some() { TENSORS_TIMEOUT } else { FILE_TIMEOUT };
+        let limit = if expected.is_some() { DATA_TIMEOUT } else { FILE_TIMEOUT };
         let (mut pending, is_requested) = self.pending.wait(content, expected);
         if is_requested
             && let Ok(Ok(item)) = timeout(OTHER_REQUEST_TIMEOUT, &mut pending.receiver).await

@@ -1,50 +1,34 @@
 //! Tensors that frontends have made.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::Arc;
 
 use chiasm_backend::{
     EncodedItem, FieldValue, ItemField, MediaSource, SourceError, Tensor, TensorBytes,
     TensorMemory, TensorRequest,
 };
-use chiasm_limit::KeyedLimiter;
 use chiasm_types::MmHash;
 use futures_util::future::{BoxFuture, FutureExt};
-use quick_cache::sync::Cache;
-use quick_cache::{OptionsBuilder, Weighter};
-use tokio::sync::oneshot;
-use tokio::time::timeout;
 
 use super::super::error::RequestError;
+use super::received::{ItemData, ReceivedItems};
 use chiasm_cpu::{CpuBudget, CpuPool, price};
-
-/// The timeout for tensors from the frontend that has them, or makes them again. Requests have
-/// their own deadlines.
-pub(super) const TENSORS_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The minimum size of a tensor in shared memory. Smaller tensors are sent in messages, which cost
 /// less than a slot.
 const MIN_SLOT_BYTES: usize = 4096;
 
-type Fields = Arc<Vec<ItemField>>;
+type Fields = Vec<ItemField>;
 
 /// The received tensors, cached for other engines of this machine.
 pub(super) struct ReceivedTensors {
     max_bytes: u64,
-    cache: Option<Cache<MmHash, Fields, Weight>>,
-    single_flight: KeyedLimiter<MmHash>,
-    /// The task that waits for each item; only the holder of the item's permit waits.
-    waiting: Mutex<HashMap<MmHash, oneshot::Sender<Fields>>>,
+    items: ReceivedItems<Fields>,
     cpu: CpuPool,
 }
 
-#[derive(Clone)]
-struct Weight;
-
-impl Weighter<MmHash, Fields> for Weight {
-    fn weight(&self, _: &MmHash, fields: &Fields) -> u64 {
-        1024 + fields.iter().map(|field| tensor_bytes(&field.value)).sum::<usize>() as u64
+impl ItemData for Fields {
+    fn bytes(&self) -> u64 {
+        self.iter().map(|field| tensor_bytes(&field.value)).sum::<usize>() as u64
     }
 }
 
@@ -60,22 +44,7 @@ fn tensor_bytes(value: &FieldValue) -> usize {
 impl ReceivedTensors {
     /// Accepts items of at most `max_bytes`, and caches `cached_bytes` of them.
     pub(super) fn new(max_bytes: u64, cached_bytes: u64, cpu: CpuPool) -> Self {
-        // A single shard, so that one item may use the whole capacity.
-        let options = OptionsBuilder::new()
-            .shards(1)
-            .weight_capacity(cached_bytes)
-            .estimated_items_capacity(1 << 10)
-            .build();
-        let cache =
-            |options| Cache::with_options(options, Weight, Default::default(), Default::default());
-        let cache = options.ok().filter(|_| cached_bytes > 0).map(cache);
-        Self {
-            max_bytes,
-            cache,
-            single_flight: KeyedLimiter::new(1),
-            waiting: Mutex::default(),
-            cpu,
-        }
+        Self { max_bytes, items: ReceivedItems::new(cached_bytes), cpu }
     }
 
     pub(super) fn max_bytes(&self) -> u64 {
@@ -83,14 +52,9 @@ impl ReceivedTensors {
     }
 
     /// Accepts the tensors of an item, for the waiting task and for later ones.
-    pub(super) fn put(&self, hash: MmHash, fields: Vec<ItemField>) {
-        let fields = Arc::new(fields);
-        if let Some(cache) = &self.cache {
-            cache.insert(hash, fields.clone());
-        }
-        if let Some(sender) = self.waiting().remove(&hash) {
-            let _ = sender.send(fields);
-        }
+    pub(super) fn put(&self, hash: MmHash, fields: Fields) {
+        // Any tensors are expected, so this does not fail.
+        let _ = self.items.put(hash, fields);
     }
 
     /// Returns the source of an item. `request` requests its tensors from the frontend.
@@ -100,10 +64,6 @@ impl ReceivedTensors {
         request: Arc<dyn Fn() + Send + Sync>,
     ) -> Arc<dyn MediaSource> {
         Arc::new(TensorSource { tensors: self.clone(), hash, request })
-    }
-
-    fn waiting(&self) -> MutexGuard<'_, HashMap<MmHash, oneshot::Sender<Fields>>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -129,13 +89,13 @@ impl MediaSource for TensorSource {
 impl TensorSource {
     /// Copies the tensors to memory that the engine reads.
     async fn place(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
-        let ReceivedTensors { single_flight, cpu, .. } = &*self.tensors;
-        let _permit = single_flight.acquire(self.hash).await;
+        let ReceivedTensors { items, cpu, .. } = &*self.tensors;
+        let _permit = items.lock(self.hash).await;
         // The previous holder of the permit may have sent the item to the same engine.
         if !(order.is_still_needed)() {
             return Ok(None);
         }
-        let fields = self.fields().await?;
+        let fields = items.get(self.hash, Box::new(|_| true), || (self.request)()).await?;
         let size = fields.iter().map(|field| tensor_bytes(&field.value)).sum();
         let ticket = CpuBudget::shared().ticket(price::copy(size))?;
         let placed = cpu.run(&ticket, move || {
@@ -146,31 +106,6 @@ impl TensorSource {
             fields.iter().map(place).collect()
         });
         Ok(Some(placed.await?))
-    }
-
-    /// Returns the tensors from the cache, or from the frontend. The caller holds the item's
-    /// permit.
-    async fn fields(&self) -> Result<Fields, RequestError> {
-        let cache = self.tensors.cache.as_ref();
-        if let Some(fields) = cache.and_then(|cache| cache.get(&self.hash)) {
-            return Ok(fields);
-        }
-        let (sender, receiver) = oneshot::channel();
-        self.tensors.waiting().insert(self.hash, sender);
-        let _guard = WaitGuard(self);
-        (self.request)();
-        let fields = timeout(TENSORS_TIMEOUT, receiver).await;
-        let lost = || RequestError::internal("the frontend did not send a media item's tensors");
-        fields.ok().and_then(Result::ok).ok_or_else(lost)
-    }
-}
-
-/// Removes the waiting task when dropped.
-struct WaitGuard<'a>(&'a TensorSource);
-
-impl Drop for WaitGuard<'_> {
-    fn drop(&mut self) {
-        self.0.tensors.waiting().remove(&self.0.hash);
     }
 }
 

@@ -25,15 +25,20 @@ impl VideoSlots {
     /// Videos are admitted in the order of the calls, so an expensive one does not starve.
     pub(crate) async fn acquire(&self, cost: Option<u64>) -> Option<SemaphorePermit<'_>> {
         // Never closed.
-        self.slots.acquire_many(slots(cost, self.total)).await.ok()
+        self.slots.acquire_many(Self::for_cost(cost, self.total)).await.ok()
     }
-}
 
-/// Returns the number of slots for a video: its cost divided by [`SLOT_COST`], rounded up, but at
-/// most half of all slots, rounded up.
-fn slots(cost: Option<u64>, total: u32) -> u32 {
-    let slots = cost.unwrap_or(0).div_ceil(SLOT_COST);
-    u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, total.div_ceil(2))
+    /// Returns the number of all slots.
+    pub(crate) fn total(&self) -> u32 {
+        self.total
+    }
+
+    /// Returns the number of slots for a video, of `total` slots: its cost divided by
+    /// [`SLOT_COST`], rounded up, but at most half of all slots, rounded up.
+    pub(crate) fn for_cost(cost: Option<u64>, total: u32) -> u32 {
+        let slots = cost.unwrap_or(0).div_ceil(SLOT_COST);
+        u32::try_from(slots).unwrap_or(u32::MAX).clamp(1, total.div_ceil(2).max(1))
+    }
 }
 
 #[cfg(test)]
@@ -43,11 +48,11 @@ mod tests {
     #[test]
     fn expensive_video_takes_several_slots() {
         let four_seconds = 120 * 1280 * 720;
-        assert_eq!(slots(None, 8), 1);
-        assert_eq!(slots(Some(four_seconds), 8), 1);
-        assert_eq!(slots(Some(SLOT_COST), 8), 1);
-        assert_eq!(slots(Some(2 * SLOT_COST + 1), 8), 3);
-        assert_eq!(slots(Some(u64::MAX), 8), 4);
-        assert_eq!(slots(Some(u64::MAX), 1), 1);
+        assert_eq!(VideoSlots::for_cost(None, 8), 1);
+        assert_eq!(VideoSlots::for_cost(Some(four_seconds), 8), 1);
+        assert_eq!(VideoSlots::for_cost(Some(SLOT_COST), 8), 1);
+        assert_eq!(VideoSlots::for_cost(Some(2 * SLOT_COST + 1), 8), 3);
+        assert_eq!(VideoSlots::for_cost(Some(u64::MAX), 8), 4);
+        assert_eq!(VideoSlots::for_cost(Some(u64::MAX), 1), 1);
     }
 }

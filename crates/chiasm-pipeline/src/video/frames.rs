@@ -1,43 +1,41 @@
-//! The frames of a planned video: cut out of the file, decoded by processes, and processed here.
+//! The frames of a planned video: decoded by processes from parts of a cut, and processed here.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use bytes::Bytes;
-use chiasm_backend::{TensorBytes, TensorRequest};
+use chiasm_backend::{TensorBytes, TensorRequest, VideoPart};
 use chiasm_processor::{FramesCall, Processor, ProcessorError};
-use chiasm_video::{CutPart, Piece, VideoIndex};
 use chiasm_vision::{ImageSize, PixelFormat, RgbView};
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::Mutex;
 
 use super::planned::{PlannedVideo, frame_price};
-use super::source::VideoSource;
+use super::tensors::VideoTensors;
 use crate::error::RequestError;
 use crate::model::ServedModel;
 use crate::processed::{TensorWriter, pixel_format};
-use chiasm_cpu::{Ticket, price};
+use chiasm_cpu::Ticket;
 
 /// The tensor of pixels, to which the frames of all parts are written.
 type SharedTensor = Arc<Mutex<TensorWriter>>;
 
-impl VideoSource {
-    /// Decodes and processes the planned frames, a few at a time.
+impl VideoTensors<'_> {
+    /// Decodes and processes the planned frames from the parts of the cut, `processes` parts at a
+    /// time.
     ///
     /// Returns `None` if the cut decodes to unexpected frames, so that the whole file must be
     /// decoded.
     ///
     /// # Errors
     /// Returns an error if a processor is unavailable or takes too long, or if memory is exhausted.
-    pub(super) async fn decode(
+    pub(crate) async fn decode(
         &self,
+        processor: &Processor,
+        parts: Vec<VideoPart>,
+        processes: usize,
         order: &TensorRequest,
     ) -> Result<Option<TensorBytes>, RequestError> {
         let Self { videos, video, .. } = self;
-        let processor = videos.processors.for_class(&self.class).await?.processor().await?;
-        let slots = videos.processors.video_slots().acquire(Some(video.decode_cost)).await;
-        // A video that takes several slots is decoded by as many processes.
-        let processes = slots.as_ref().map_or(1, |slots| slots.num_permits());
-        let Some(parts) = self.cut(processes).await? else { return Ok(None) };
         let format = pixel_format(order.format);
         let bytes = video.plan.pixel_bytes(format);
         let ticket = self.frame_ticket(format)?;
@@ -46,10 +44,9 @@ impl VideoSource {
         // Clears the memory if it is not the engine's.
         let reserve = move || TensorWriter::reserve(&*memory, &budget, bytes);
         let tensor: SharedTensor = Arc::new(Mutex::new(videos.cpu.run(&ticket, reserve).await??));
-        let decode = |part| self.decode_part(&processor, part, format, &ticket, &tensor);
+        let decode = |part| self.decode_part(processor, part, format, &ticket, &tensor);
         let decoded: Result<(), RequestError> =
             stream::iter(parts).map(decode).buffer_unordered(processes).try_collect().await;
-        drop(slots);
         match decoded {
             Ok(()) => {
                 let tensor = Arc::into_inner(tensor)
@@ -64,37 +61,19 @@ impl VideoSource {
         }
     }
 
-    /// Cuts the planned frames out of the file, into about `parts` parts. Returns `None` if that is
-    /// impossible.
-    async fn cut(&self, parts: usize) -> Result<Option<Vec<CutPart>>, RequestError> {
-        let file = self.encoded.bytes.clone();
-        let video = self.video.clone();
-        let ticket = self.budget.ticket(price::video_index(file.len()))?;
-        let cut = move || {
-            let index = VideoIndex::read(&file).ok()?;
-            Some(index.cut_into(&file, &video.plan.frames, parts).ok()?.parts)
-        };
-        Ok(self.videos.cpu.run(&ticket, cut).await?)
-    }
-
     /// Decodes a part of the video, and writes its frames to the tensor.
     async fn decode_part(
         &self,
         processor: &Processor,
-        part: CutPart,
+        part: VideoPart,
         format: PixelFormat,
         ticket: &Ticket,
         tensor: &SharedTensor,
     ) -> Result<(), RequestError> {
-        let file = &self.encoded.bytes;
-        let CutPart { pieces, frames, samples, .. } = part;
-        let pieces = pieces.into_iter().map(|piece| match piece {
-            Piece::Bytes(bytes) => Bytes::from(bytes),
-            Piece::File(range) => file.slice(range),
-        });
+        let VideoPart { pieces, samples, frames } = part;
         let size = self.video.plan.video;
         let call = FramesCall {
-            pieces: pieces.collect(),
+            pieces,
             samples: samples.into(),
             positions: frames.iter().map(|frame| frame.position.into()).collect(),
             width: size.width,
@@ -124,8 +103,7 @@ impl VideoSource {
 
     /// Charges all frames at the first call. Returns a ticket for processing one frame.
     fn frame_ticket(&self, format: PixelFormat) -> Result<Ticket, RequestError> {
-        let ticket: &OnceLock<Ticket> = &self.ticket;
-        if let Some(ticket) = ticket.get() {
+        if let Some(ticket) = self.ticket.get() {
             return Ok(ticket.clone());
         }
         let plan = &self.video.plan;
@@ -133,7 +111,7 @@ impl VideoSource {
         let others = u32::try_from(plan.frames.len()).unwrap_or(u32::MAX).saturating_sub(1);
         drop(self.budget.ticket(price.saturating_mul(others))?);
         let new = self.budget.ticket(price)?;
-        Ok(ticket.get_or_init(|| new).clone())
+        Ok(self.ticket.get_or_init(|| new).clone())
     }
 }
 

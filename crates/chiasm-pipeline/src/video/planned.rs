@@ -17,7 +17,10 @@ use crate::processor_items::VllmProcessors;
 use chiasm_cpu::price;
 
 /// The format of pixels that takes the most memory and time.
-const LARGEST_FORMAT: PixelFormat = PixelFormat::Normalized(Dtype::F32);
+pub(super) const LARGEST_FORMAT: PixelFormat = PixelFormat::Normalized(Dtype::F32);
+
+/// The cause for a video that exceeds one of [`PlanLimits`].
+pub(super) const LIMIT: Cause = "limit";
 
 /// A plan, or the cause for which vLLM's own processor makes the video.
 pub(super) type PlanOutcome = Result<Arc<PlannedVideo>, Cause>;
@@ -32,10 +35,11 @@ pub(crate) struct PlannedVideo {
     /// Everything that changes the video's tensors, apart from its file.
     pub(super) fingerprint: Vec<u8>,
     /// The tokens that replace the video's marker.
-    pub(super) runs: Vec<TokenRun>,
+    pub(crate) runs: Vec<TokenRun>,
     /// The number of tokens in `runs` that embed.
-    pub(super) embeds: usize,
-    /// The cost of decoding the planned frames: samples times pixels.
+    pub(crate) embeds: usize,
+    /// The cost of decoding the planned frames: samples times pixels. 0 if only another machine
+    /// has the file.
     pub(super) decode_cost: u64,
     /// The estimated CPU time of processing the planned frames.
     pub(super) processing: Duration,
@@ -106,7 +110,6 @@ impl PlannedVideo {
         fingerprint: Vec<u8>,
         limits: &PlanLimits,
     ) -> Result<Self, Cause> {
-        let videos: &VideoModel = model.videos.as_ref().map_err(|reason| reason.cause())?;
         let index = VideoIndex::read(file).map_err(|reason| reason.cause())?;
         let properties = index.properties();
         let video = VideoProperties {
@@ -115,19 +118,39 @@ impl PlannedVideo {
             width: properties.width,
             height: properties.height,
         };
-        if !limits.allow_file(&video, file.len()) {
-            return Err("limit");
+        let planned =
+            Self::from_properties(model, video, request, key, fingerprint, limits, file.len())?;
+        let cut = index.cut(file, &planned.plan.frames).map_err(|reason| reason.cause())?;
+        Ok(Self { decode_cost: cut.decode_cost(), ..planned })
+    }
+
+    /// Plans a video of these properties and of `file_bytes` bytes, whose cost of decoding is not
+    /// known. CPU-bound.
+    ///
+    /// # Errors
+    /// Returns the cause for which vLLM's own processor must make the video.
+    pub(super) fn from_properties(
+        model: &ServedModel,
+        video: VideoProperties,
+        request: Arc<VideoRequest>,
+        key: MmHash,
+        fingerprint: Vec<u8>,
+        limits: &PlanLimits,
+        file_bytes: usize,
+    ) -> Result<Self, Cause> {
+        let videos: &VideoModel = model.videos.as_ref().map_err(|reason| reason.cause())?;
+        if !limits.allow_file(&video, file_bytes) {
+            return Err(LIMIT);
         }
         let plan = videos.plan(video, &request).map_err(|reason| reason.cause())?;
-        if !limits.allow_plan(&plan, file.len()) {
-            return Err("limit");
+        if !limits.allow_plan(&plan, file_bytes) {
+            return Err(LIMIT);
         }
-        let decode_cost =
-            index.cut(file, &plan.frames).map_err(|reason| reason.cause())?.decode_cost();
         let vocabulary = TokenizerVocabulary(&model.tokenizer);
         let runs = plan.tokenize(&vocabulary).map_err(|_| "tokenizer")?;
         let embeds = runs.iter().filter(|run| run.embeds).map(|run| run.count).sum();
         let processing = processing_price(&plan);
+        let decode_cost = 0;
         Ok(Self { plan, request, key, fingerprint, runs, embeds, decode_cost, processing })
     }
 

@@ -1,26 +1,23 @@
 //! The tensors of a planned video.
 
-use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use chiasm_backend::{
-    EncodedItem, FieldValue, ItemField, MediaSource, SourceError, TensorBytes, TensorRequest,
+    CuttableVideo, EncodedItem, ItemField, MediaSource, SourceError, TensorBytes, TensorRequest,
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::EncodedMedia;
 use chiasm_request::MediaKwargs;
-use chiasm_types::{Dtype, MmHash, TensorField, TokenRun};
+use chiasm_types::{MmHash, TokenRun};
 use futures_util::future::{BoxFuture, FutureExt};
-use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::planned::PlannedVideo;
+use super::tensors::{MadeVideo, VideoTensors};
 use super::{Cause, OTHER_FRAMES, VideoPlanner};
 use crate::error::RequestError;
-use crate::metrics::Stage;
-use crate::processed::{TensorKey, TensorWriter, to_field};
 use crate::processor_items::ProcessorItem;
-use chiasm_cpu::{CpuBudget, Ticket, price};
+use chiasm_cpu::{CpuBudget, Ticket};
 
 /// The tensors of one planned video of a request.
 pub(super) struct VideoSource {
@@ -54,93 +51,59 @@ impl MediaSource for VideoSource {
         fields.instrument(span).boxed()
     }
 
-    // The file alone is not enough: agents do not decode videos.
+    // Agents get the cut instead.
     fn encoded(&self) -> Option<EncodedItem> {
         None
+    }
+
+    fn cuttable(&self) -> Option<&dyn CuttableVideo> {
+        Some(self)
     }
 }
 
 impl VideoSource {
     async fn make(&self, order: TensorRequest) -> Result<Option<Vec<ItemField>>, RequestError> {
         let Some(model_dtype) = order.model_dtype else {
-            return self.make_from_whole_file("agent", order).await;
+            let cause = if self.is_stale() { OTHER_FRAMES } else { "agent" };
+            return self.make_from_whole_file(cause, order).await;
         };
-        let VideoPlanner { processed, metrics, .. } = &*self.videos;
-        let key = TensorKey { hash: self.hash, format: order.format };
-        let permit = processed.lock(key).await;
-        // The previous holder of the permit may have sent the item to the same engine.
-        if !(order.is_still_needed)() {
+        match self.planned().make(&order, model_dtype, self.decode(&order)).await? {
+            MadeVideo::Fields(fields) => Ok(Some(fields)),
+            MadeVideo::NotNeeded => Ok(None),
+            MadeVideo::NotDecoded => self.make_from_whole_file(OTHER_FRAMES, order).await,
+        }
+    }
+
+    /// Returns the video without its file.
+    fn planned(&self) -> VideoTensors<'_> {
+        VideoTensors {
+            videos: &self.videos,
+            hash: self.hash,
+            video: &self.video,
+            class: &self.class,
+            budget: &self.budget,
+            ticket: &self.ticket,
+        }
+    }
+
+    /// Returns `true` if the cut decodes to unexpected frames, for another engine or request.
+    fn is_stale(&self) -> bool {
+        matches!(self.videos.plans.get(&self.video.key), Some(Err(_)))
+    }
+
+    /// Cuts the planned frames out of the file, and decodes them. Returns `None` if they are
+    /// unexpected ones, now or for another engine or request.
+    async fn decode(&self, order: &TensorRequest) -> Result<Option<TensorBytes>, RequestError> {
+        if self.is_stale() {
             return Ok(None);
         }
-        let cached = processed.get(&key)?;
-        let is_new = cached.is_none();
-        let pixels = match cached {
-            Some(pixels) if order.memory.takes(&pixels) => pixels,
-            Some(pixels) => self.copy(pixels, &order).await?,
-            None => match self.decode_unless_stale(key, &order).await? {
-                Some(pixels) => pixels,
-                None => {
-                    drop(permit);
-                    return self.make_from_whole_file(OTHER_FRAMES, order).await;
-                }
-            },
-        };
-        processed.insert(key, &pixels);
-        if is_new { &metrics.media_decoded } else { &metrics.media_reused }.inc();
-        self.fields(key, model_dtype, &pixels).map(Some)
-    }
-
-    /// Decodes and processes the planned frames. Returns `None` if the cut decodes to unexpected
-    /// frames, now or for another engine or request.
-    async fn decode_unless_stale(
-        &self,
-        key: TensorKey,
-        order: &TensorRequest,
-    ) -> Result<Option<TensorBytes>, RequestError> {
-        let VideoPlanner { plans, processed, metrics, .. } = &*self.videos;
-        if matches!(plans.get(&self.video.key), Some(Err(_))) {
-            return Ok(None);
-        }
-        let started = Instant::now();
-        let decoded = self.decode(order).await;
-        metrics.observe_stage(Stage::Process, started.elapsed());
-        decoded.inspect_err(|error| processed.record_failure(key, error))
-    }
-
-    /// Copies pixels from another engine's memory, or from this process, to the engine's memory.
-    async fn copy(
-        &self,
-        pixels: TensorBytes,
-        order: &TensorRequest,
-    ) -> Result<TensorBytes, RequestError> {
-        let VideoPlanner { cpu, budget, .. } = &*self.videos;
-        let ticket = self.budget.ticket(price::copy(pixels.as_ref().len()))?;
-        let memory = order.memory.clone();
-        let budget = budget.clone();
-        let copy = move || {
-            let bytes = pixels.as_ref();
-            let mut tensor = TensorWriter::reserve(&*memory, &budget, bytes.len())?;
-            tensor.bytes().copy_from_slice(bytes);
-            Ok(tensor.publish())
-        };
-        cpu.run(&ticket, copy).await?
-    }
-
-    /// Returns the video's fields, in the order of the model's own processor.
-    fn fields(
-        &self,
-        key: TensorKey,
-        model_dtype: Dtype,
-        pixels: &TensorBytes,
-    ) -> Result<Vec<ItemField>, RequestError> {
-        let plan = &self.video.plan;
-        let tensors = plan.tensors(key.pixel_format(), model_dtype)?;
-        let timestamps = plan.timestamps.as_ref().map(|seconds| ItemField {
-            name: Cow::Borrowed("timestamps"),
-            field: TensorField::Batched { keep_on_cpu: true },
-            value: FieldValue::List(seconds.iter().copied().map(FieldValue::Float).collect()),
-        });
-        Ok(tensors.into_iter().map(|spec| to_field(spec, pixels)).chain(timestamps).collect())
+        let processor = self.planned().processor().await?;
+        let slots =
+            self.videos.processors.video_slots().acquire(Some(self.video.decode_cost)).await;
+        // A video that takes several slots is decoded by as many processes.
+        let processes = slots.as_ref().map_or(1, |slots| slots.num_permits());
+        let Some(parts) = self.cut_into(processes).await? else { return Ok(None) };
+        self.planned().decode(&processor, parts, processes, order).await
     }
 
     /// Lets vLLM's own processor make the tensors from the whole file.

@@ -11,7 +11,7 @@ use chiasm_backend::{
     TensorRequest,
 };
 use chiasm_media::{MediaConfig, MediaInput, MediaLoader};
-use chiasm_processor::{ItemLimits, ProcessorError, ProcessorOptions, Sandbox};
+use chiasm_processor::{ItemLimits, ProcessorError, ProcessorOptions};
 use chiasm_prompt::{ChatContent, ChatMessage, ChatPart};
 use chiasm_request::{Chat, ClientSampling, MediaRef, Prompt};
 use chiasm_types::Dtype;
@@ -21,36 +21,16 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::test_support::TestPipeline;
+use crate::test_support::videos::{VIDEO_SERVER, clip, missing_processor, write_model};
 use crate::{Cause as ErrorCause, Generation, Pipeline, PipelineLimits, VllmProcessorOptions};
 
-/// The demo's model, which knows no videos.
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm/assets/model");
 const VIDEO_TOKEN: TokenId = TokenId(447);
 /// A release whose videos are planned.
 const PLANNED: &str = "vLLM 0.33.0";
 
-fn clip(name: &str) -> Vec<u8> {
-    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../chiasm-video/tests/clips");
-    std::fs::read(Path::new(folder).join(name)).unwrap()
-}
-
 /// Returns the demo's model with settings and a template of videos.
 fn model(folder: &Path) -> ServedModel {
-    for file in std::fs::read_dir(MODEL).unwrap() {
-        let path = file.unwrap().path();
-        std::fs::copy(&path, folder.join(path.file_name().unwrap())).unwrap();
-    }
-    let template = folder.join("chat_template.jinja");
-    let text = std::fs::read_to_string(&template).unwrap();
-    let branch = "{%- elif part.type == 'text' -%}";
-    assert!(text.contains(branch));
-    let videos = "{%- elif part.type == 'video' -%}\n<|vision_start|><|video_pad|><|vision_end|>\n";
-    std::fs::write(&template, text.replace(branch, &format!("{videos}{branch}"))).unwrap();
-    let settings = json!({
-        "video_processor_type": "Qwen2VLVideoProcessor",
-        "size": {"shortest_edge": 3136, "longest_edge": 1_003_520},
-    });
-    std::fs::write(folder.join("video_preprocessor_config.json"), settings.to_string()).unwrap();
+    write_model(folder);
     ServedModel::load(folder, "m", None).unwrap().with_videos(VideoOptions::default(), 999)
 }
 
@@ -86,29 +66,7 @@ impl VideoTest {
         let TestPipeline { pipeline, backends } = TestPipeline::with(backends).await;
         let folder = tempfile::tempdir().unwrap();
         let model = Arc::new(model(folder.path()));
-        let options = VllmProcessorOptions {
-            processor: ProcessorOptions {
-                python: PathBuf::from("/nonexistent/python"),
-                model: folder.path().to_owned(),
-                vllm_flags: Vec::new(),
-                children: 1,
-                queue: 8,
-                timeout: Duration::from_secs(60),
-                startup_timeout: Duration::from_secs(60),
-                restart_pause: Duration::from_secs(5),
-                item_bytes: 2 << 30,
-                address_space: 0,
-                limits: ItemLimits::default(),
-                sandbox: Sandbox::Off,
-            },
-            other_pythons: Vec::new(),
-            required: false,
-            at_start: false,
-            may_render_conversations: false,
-            trust_request_kwargs: false,
-            predicts_recordings: true,
-            concurrent_videos: 2,
-        };
+        let options = missing_processor(folder.path());
         let media = MediaLoader::new(MediaConfig::default(), ByteBudget::new(1 << 30)).unwrap();
         let fleet = pipeline.fleet.clone();
         let pipeline = Pipeline::new(model, media, fleet, PipelineLimits::default());
@@ -221,7 +179,7 @@ async fn video_is_planned_and_routed_without_processor() {
 /// Lets the scripted fork server of the tests behave in this way.
 fn scripted(behaviour: String) -> impl FnOnce(VllmProcessorOptions) -> VllmProcessorOptions {
     let vllm_flags = vec![behaviour];
-    let python = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/video_server.py");
+    let python = PathBuf::from(VIDEO_SERVER);
     move |options| VllmProcessorOptions {
         processor: ProcessorOptions { python, vllm_flags, ..options.processor },
         ..options

@@ -18,8 +18,9 @@ use crate::error::CliError;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct AgentArgs {
     /// Accept tensors that frontends made: of media for vLLM's processor, and of images while this
-    /// agent is overloaded (--agent-media of chiasm serve). Frontends are trusted: wrong tensors
-    /// kill an engine
+    /// agent is overloaded (--agent-media of chiasm serve). Also decode videos from the parts of
+    /// their files that frontends cut out, with the Python of --vllm. Frontends are trusted: wrong
+    /// tensors kill an engine
     #[arg(long, env = "CHIASM_TAKE_TENSORS")]
     pub(crate) take_tensors: bool,
     /// Fetch images from their URLs, within the limits and the policy of this agent's media flags.

@@ -4,9 +4,9 @@
 use clap::Arg;
 
 /// The help headings whose flags are for frontends only, as agents don't talk to clients.
-const FRONTEND_HEADINGS: [&str; 5] = ["Access", "HTTP", "Traces", "Prompts", "vLLM's processor"];
+const FRONTEND_HEADINGS: [&str; 4] = ["Access", "HTTP", "Traces", "Prompts"];
 /// The flags under other headings that are for frontends only.
-const FRONTEND_FLAGS: [&str; 51] = [
+const FRONTEND_FLAGS: [&str; 53] = [
     "upstream",
     "dynamo_tensors_gb",
     "agents",
@@ -58,9 +58,9 @@ const FRONTEND_FLAGS: [&str; 51] = [
     "limit_mm_per_prompt",
     "agent_media",
     "tool_call_parser",
+    "max_audio_seconds",
+    "trust_request_mm_kwargs",
 ];
-/// The flags under [`FRONTEND_HEADINGS`] that agents have, too: they limit tensors from frontends.
-const SHARED_FLAGS: [&str; 2] = ["processor", "processor_item_bytes"];
 /// The flags that are for agents only.
 const AGENT_FLAGS: [&str; 4] = ["announce", "announce_address", "take_tensors", "fetch_media"];
 
@@ -69,7 +69,7 @@ pub(super) fn is_frontend_only(arg: &Arg) -> bool {
     let id = arg.get_id().as_str();
     let has_frontend_heading =
         arg.get_help_heading().is_some_and(|heading| FRONTEND_HEADINGS.contains(&heading));
-    FRONTEND_FLAGS.contains(&id) || (has_frontend_heading && !SHARED_FLAGS.contains(&id))
+    has_frontend_heading || FRONTEND_FLAGS.contains(&id)
 }
 
 /// Returns `true` if a flag is for agents only.

@@ -1,6 +1,7 @@
 //! Agents and frontends that share a block key secret.
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use crate::support::{Process, Server, chiasm, demo_model, send_signal};
 /// A factory of processes that share one state folder.
 pub(crate) struct Cluster {
     state: TempDir,
+    model: PathBuf,
 }
 
 /// A running agent. Killed when dropped.
@@ -23,7 +25,12 @@ pub(crate) struct Agent {
 
 impl Cluster {
     pub(crate) fn new() -> Self {
-        Self { state: tempfile::tempdir().expect("a folder") }
+        Self::with_model(demo_model())
+    }
+
+    /// Creates a cluster that serves the model in this folder.
+    pub(crate) fn with_model(model: PathBuf) -> Self {
+        Self { state: tempfile::tempdir().expect("a folder"), model }
     }
 
     pub(crate) fn state(&self) -> String {
@@ -48,7 +55,7 @@ impl Cluster {
         port: &str,
         flags: &[&str],
     ) -> Agent {
-        let model = demo_model().display().to_string();
+        let model = self.model.display().to_string();
         let mut child = chiasm
             .args(["agent", &model, "--host", host, "--port", port])
             .args(flags)
@@ -90,7 +97,7 @@ impl Cluster {
 
     /// Starts a frontend with `flags`, which say how it finds its agents.
     pub(crate) fn serve_with_flags(&self, flags: &[&str]) -> Server {
-        let model = demo_model().display().to_string();
+        let model = self.model.display().to_string();
         let state = self.state();
         let args = [&model, "--served-model-name", "m", "--state-dir", &state];
         Server::start(&[&args[..], flags].concat())
