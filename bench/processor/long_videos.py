@@ -32,6 +32,8 @@ class Clip(NamedTuple):
     height: int
     gop: int
     copies: int = 1
+    # The step of the camera and of the noise in the first frame.
+    first_step: int = 0
 
 
 class Case(NamedTuple):
@@ -77,7 +79,7 @@ class Videos:
                 encoded[once] = encode(once)
             file = encoded[once]
             if clip.copies > 1:
-                file = concatenate(file, clip)
+                file = concatenate([(file, clip.seconds)] * clip.copies)
             self.path(name).write_bytes(file)
 
     def path(self, clip: str, number: int = 0) -> Path:
@@ -109,26 +111,27 @@ def frames(clip: Clip) -> Iterator[av.VideoFrame]:
     shape = (PATTERNS, clip.height, clip.width, 1)
     noise = random.normal(0, DEVIATION, shape).astype(np.int16)
     for number in range(clip.seconds * FRAMES_PER_SECOND):
+        step = clip.first_step + number
         # There and back again.
-        place = number % (2 * STEPS_BEFORE_TURN)
+        place = step % (2 * STEPS_BEFORE_TURN)
         left = STEP * min(place, 2 * STEPS_BEFORE_TURN - place)
-        pixels = scene[:, left : left + clip.width] + noise[number % PATTERNS]
+        pixels = scene[:, left : left + clip.width] + noise[step % PATTERNS]
         frame = av.VideoFrame.from_ndarray(pixels.clip(0, 255).astype(np.uint8), format="rgb24")
         frame.pts = number
         yield frame
 
 
-def concatenate(file: bytes, clip: Clip) -> bytes:
-    """Returns a file with the samples of `file` several times, one after the other."""
+def concatenate(files: list[tuple[bytes, int]]) -> bytes:
+    """Returns a file with the samples of all files, each given with its seconds, in their order."""
     joined = io.BytesIO()
     with av.open(joined, "w", format="mp4") as target:
-        stream = None
-        for copy in range(clip.copies):
+        stream, start = None, 0
+        for file, seconds in files:
             with av.open(io.BytesIO(file)) as source:
                 video = source.streams.video[0]
                 if stream is None:
                     stream = target.add_stream_from_template(video)
-                offset = int(copy * clip.seconds / video.time_base)
+                offset = int(start / video.time_base)
                 for packet in source.demux(video):
                     if packet.dts is None:
                         continue
@@ -136,4 +139,5 @@ def concatenate(file: bytes, clip: Clip) -> bytes:
                     packet.dts += offset
                     packet.stream = stream
                     target.mux(packet)
+            start += seconds
     return joined.getvalue()

@@ -30,7 +30,7 @@ import av
 import vllm
 
 import media
-from servers import Outcome, copy_model, cores
+from servers import Outcome, copy_model, cores, limit_frames
 from sides import Measure, Sides, started
 
 # The numbers of requests in a turn: ours, theirs.
@@ -234,6 +234,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> None:
     files.mkdir()
     media.make(files)
     copy_model(Path(arguments.model), model)
+    limit_frames(model)
     helpers = max(cores() - 1, 1)
     row("all", "rounds", "rounds", arguments.rounds, peer=arguments.rounds)
     row("all", "helpers", "processes", helpers)

@@ -169,14 +169,18 @@ def free_port() -> int:
 
 
 def copy_model(model: Path, target: Path) -> None:
-    """Copies the tiny model, with the type and the prompt length of a model that is served."""
+    """Copies a tiny model, with the type and the prompt length of a model that is served."""
     shutil.copytree(model, target)
     file = target / "config.json"
     config = json.loads(file.read_text())
     config["dtype"] = config["text_config"]["dtype"] = "bfloat16"
     config["text_config"]["max_position_embeddings"] = 32_768
     file.write_text(json.dumps(config))
-    file = target / "processor_config.json"
+
+
+def limit_frames(model: Path) -> None:
+    """Sets the maximum number of pixels of a frame in the copy of a Qwen2.5-VL."""
+    file = model / "processor_config.json"
     config = json.loads(file.read_text())
     config["video_processor"]["size"].update(longest_edge=FRAME_PIXELS)
     file.write_text(json.dumps(config))

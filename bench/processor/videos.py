@@ -28,7 +28,7 @@ import vllm
 import servers
 from long_videos import CAPTIONED, CASES, CLIPS, Case, Videos, loader_settings
 from measure import OURS, row
-from servers import MODEL, Outcome, Server, copy_model, cores
+from servers import MODEL, Outcome, Server, copy_model, cores, limit_frames
 from sides import HERE, Process
 
 # The number of requests in a turn of a clip that the engine holds.
@@ -208,6 +208,7 @@ def measure(arguments: argparse.Namespace, scratch: Path) -> None:
     videos = Videos(files)
     print(f"the clips took {time.monotonic() - start:.0f} s", file=sys.stderr)
     copy_model(Path(arguments.model), model)
+    limit_frames(model)
     helpers = max(cores() - 1, 1)
     row("all", "rounds", "rounds", arguments.rounds, peer=arguments.rounds)
     row("all", "helpers", "processes", helpers)

@@ -19,13 +19,14 @@
 //! | `roles` | engines that prefill and engines that decode |
 //! | `upstream` | routers in front of servers that are already running |
 //! | `processor` | vLLM's processor |
-//! | `video` | videos that are planned from their containers |
+//! | `video`, `captions` | videos that are planned from their containers; whole servers with them |
 //! | `serve` | frontend and real engines together |
 //! | `programs` | programs that cargo builds, and their output |
 //! | `door_peers` | frontends and routers to measure against |
 //! | `inputs` | models and pictures |
 
 mod cached;
+mod captions;
 #[cfg(test)]
 mod committed;
 mod door;

@@ -51,6 +51,7 @@ mod debian;
 mod dist;
 mod error;
 mod etcd;
+mod ffmpeg;
 mod free_disk;
 mod goldens;
 mod keyed_dir;

@@ -20,16 +20,25 @@ const TINY_MODEL: &str = "qwen25vl";
 /// The numbers of conversations about shared images, in a run and in a short run.
 const CONVERSATIONS: [u32; 2] = [1_000, 200];
 
-type Flags = Vec<(&'static str, PathBuf)>;
+pub(crate) type Flags = Vec<(&'static str, PathBuf)>;
 
 /// Runs a measuring program and returns its rows, after the row of the machine's load.
-fn run(mut command: Command, what: &str, flags: Flags) -> Result<Vec<Row>, Error> {
+fn run(command: Command, what: &str, flags: Flags) -> Result<Vec<Row>, Error> {
+    let mut rows: Vec<Row> = Row::load().into_iter().collect();
+    rows.extend(run_further(command, what, flags)?);
+    Ok(rows)
+}
+
+/// Runs a measuring program after another one and returns its rows.
+pub(crate) fn run_further(
+    mut command: Command,
+    what: &str,
+    flags: Flags,
+) -> Result<Vec<Row>, Error> {
     for (flag, value) in flags {
         command.arg(flag).arg(value);
     }
-    let mut rows: Vec<Row> = Row::load().into_iter().collect();
-    rows.extend(row::parse::<Row>(what, &programs::lines(&mut command, what)?)?);
-    Ok(rows)
+    row::parse(what, &programs::lines(&mut command, what)?)
 }
 
 pub(crate) fn pixels(setup: &Setup, rounds: u32, _: &Sides) -> Result<Vec<Row>, Error> {
@@ -223,6 +232,6 @@ pub(crate) fn serve(setup: &Setup, rounds: u32, sides: &Sides) -> Result<Vec<Row
 }
 
 /// Returns the environment variables of engines as `NAME=VALUE`, separated by commas.
-fn engine_variables() -> String {
+pub(crate) fn engine_variables() -> String {
     vllm_env::ENGINE_VARIABLES.map(|(name, value)| format!("{name}={value}")).join(",")
 }

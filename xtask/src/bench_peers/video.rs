@@ -3,8 +3,8 @@
 use crate::bench_peers::page::{BY_METRIC, Table, decimals, number, run_value};
 use crate::bench_peers::row::Target::{AtLeast, AtMost};
 use crate::bench_peers::row::{OURS, Row, Target};
-use crate::bench_peers::runs;
 use crate::bench_peers::spec::Spec;
+use crate::bench_peers::{captions, runs};
 
 /// The `peer_name` of rows that compare with a limit.
 const LIMIT: &str = "limit";
@@ -25,7 +25,11 @@ pub(crate) const SPEC: Spec = Spec {
     name: "video",
     min_rounds: 5,
     has_short_run: true,
-    measure: runs::video,
+    measure: |setup, rounds, sides| {
+        let mut rows = runs::video(setup, rounds, sides)?;
+        rows.extend(captions::run(setup, rounds, sides)?);
+        Ok(rows)
+    },
     target,
     is_optional: |_, _| false,
     template: include_str!("templates/video.md"),
@@ -35,6 +39,7 @@ pub(crate) const SPEC: Spec = Spec {
             ("helpers", run_value(rows, "helpers")),
             ("files", files(rows)),
             ("videos", comparisons(rows)),
+            ("servers", captions::part(rows)),
         ]
     },
 };
@@ -44,6 +49,7 @@ fn target(row: &Row, _: &[Row]) -> Option<Target> {
         OURS => None,
         LIMIT => Some(AtMost(1.0)),
         _ if row.metric == FILE => None,
+        _ if row.case == captions::CASE => captions::target(row),
         _ => TARGETS.iter().find(|(case, _)| row.case == *case).map(|it| AtLeast(it.1)),
     }
 }
@@ -57,7 +63,8 @@ fn files(rows: &[Row]) -> String {
 }
 
 fn comparisons(rows: &[Row]) -> String {
-    let rows = rows.iter().filter(|row| row.ratio.is_some());
+    // Servers have a part of their own.
+    let rows = rows.iter().filter(|row| row.ratio.is_some() && row.case != captions::CASE);
     Table::new("case | | against | ours | theirs | ratio").rows(rows.map(|row| {
         let Row { case, metric, unit, peer_name, .. } = row;
         let numbers = [row.ours, row.peer, row.ratio].map(number);

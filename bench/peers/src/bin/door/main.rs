@@ -1,6 +1,6 @@
 //! Frontends under the same load, in turns: the measuring half of `cargo xtask bench-peers` for
-//! `door`, `stream`, `machines`, `roles`, `upstream` and `serve`. Its commands and flags are in
-//! `bench/peers/README.md`; it prints [`Row`]s.
+//! `door`, `stream`, `machines`, `roles`, `upstream`, `serve` and `video`. Its commands and flags
+//! are in `bench/peers/README.md`; it prints [`Row`]s.
 //!
 //! | file | contents |
 //! |---|---|
@@ -9,7 +9,7 @@
 //! | `origin` | the server from which images are fetched |
 //! | `client`, `pieces`, `load` | connections, request bodies, concurrent clients |
 //! | `beside` | texts beside a burst of images |
-//! | `program` | other programs: start, CPU time, end |
+//! | `program`, `memory` | other programs: start, CPU time, end; peak memory |
 //! | `side`, `splits` | sides, and a check that requests are split between engines |
 //! | `ours`, `vllm_rs`, `vllm_serve`, `dynamo` | the frontends |
 //! | `footprint` | the start of frontends, and their memory |
@@ -19,16 +19,19 @@
 //! | `roles` | engines that prefill and engines that decode |
 //! | `routers` | routers in front of servers of models |
 //! | `real_engines` | frontends with real engines |
+//! | `captions` | captions of many clips at once, by whole servers |
 
 #![forbid(unsafe_code)]
 
 mod beside;
+mod captions;
 mod client;
 mod dynamo;
 mod footprint;
 mod load;
 mod machines;
 mod measure;
+mod memory;
 mod origin;
 mod ours;
 mod picture;
@@ -108,6 +111,9 @@ async fn run() -> Result<(), Box<dyn Error>> {
     }
     let scratch = tempfile::tempdir()?;
     let scratch_dir = scratch.path().to_owned();
+    if command == "captions" {
+        return captions::run(&flags, scratch_dir).await;
+    }
     let rounds = flags.parse("--rounds")?;
     if command == "serve" {
         return real_engines::run(&flags, scratch_dir, rounds).await;
@@ -132,7 +138,7 @@ async fn run() -> Result<(), Box<dyn Error>> {
                 baseline: flags.find("--baseline").map(PathBuf::from),
                 peers,
                 libraries: flags.find("--libraries"),
-                vllm_serve: vllm_serve(&flags)?,
+                vllm_serve: VllmServe::from_flags(&flags)?,
             };
             frontends.run(&inputs, command == "streams", rounds, &workload).await
         }
@@ -143,18 +149,6 @@ async fn run() -> Result<(), Box<dyn Error>> {
         "routers" => routers::run(&inputs, &dynamo()?, &flags, rounds, &workload).await,
         _ => Err(USAGE.into()),
     }
-}
-
-/// Returns the program `vllm`, if it is given.
-fn vllm_serve(flags: &Flags) -> Result<Option<VllmServe>, Box<dyn Error>> {
-    let Some(program) = flags.find("--vllm-serve") else { return Ok(None) };
-    let variables = flags.get("--engine-variables")?.split(',');
-    let variables = variables.filter_map(|variable| variable.split_once('='));
-    Ok(Some(VllmServe {
-        program: program.into(),
-        version: flags.get("--vllm")?.to_owned(),
-        variables: variables.map(|(name, value)| (name.to_owned(), value.to_owned())).collect(),
-    }))
 }
 
 /// The frontends of `door run` and `door streams`.

@@ -29,6 +29,8 @@ const WATCHDOG: &str = r#"read -r _; kill -s KILL -- "-$0" 2>/dev/null"#;
 const ZOMBIE: &str = "Z";
 /// The beginnings of the titles of processes that belong to engines.
 const ENGINES: [&str; 2] = ["VLLM::EngineCore", "VLLM::Worker"];
+/// The argument with which our binary is an engine.
+const SIMULATED: &[u8] = b"sim-engine";
 
 /// Returns an address on which no process listens now.
 pub(crate) fn free_address() -> Result<SocketAddr, Box<dyn Error>> {
@@ -139,12 +141,12 @@ impl Program {
         Ok(children.map(|process| process.id).collect())
     }
 
-    /// Returns the CPU time of all running processes of the group.
+    /// Returns the CPU time of all running processes of the group, and of ended ones whose parents
+    /// run.
     pub(crate) fn group_cpu(&self) -> Result<GroupCpu, Box<dyn Error>> {
         let mut cpu = GroupCpu::default();
         for process in Process::descendants(self.id())? {
-            let title = fs::read(format!("/proc/{}/cmdline", process.id)).unwrap_or_default();
-            if ENGINES.iter().any(|engine| title.starts_with(engine.as_bytes())) {
+            if process.is_engine() {
                 cpu.engines += process.cpu;
             } else {
                 cpu.frontend += process.cpu;
@@ -220,6 +222,12 @@ pub(crate) struct GroupCpu {
     pub(crate) engines: f64,
 }
 
+/// Returns the running processes of a program with this id, without engines.
+pub(crate) fn frontend_processes(id: u32) -> Result<Vec<u32>, Box<dyn Error>> {
+    let processes = Process::descendants(id)?.into_iter();
+    Ok(processes.filter(|process| !process.is_engine()).map(|process| process.id).collect())
+}
+
 fn pid(id: u32) -> Option<Pid> {
     i32::try_from(id).ok().and_then(Pid::from_raw)
 }
@@ -229,7 +237,7 @@ fn pid(id: u32) -> Option<Pid> {
 struct Process {
     id: u32,
     parent: u32,
-    /// The CPU time in seconds.
+    /// The CPU time in seconds, with that of ended processes for which this one has waited.
     cpu: f64,
     /// The start in ticks since the system's start, which distinguishes processes that reuse an id.
     start: u64,
@@ -251,8 +259,15 @@ impl Process {
             return None;
         }
         let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
-        let cpu = (number(14)? + number(15)?) as f64 / clock_ticks_per_second() as f64;
+        let ticks = (14..=17).map(number).sum::<Option<u64>>()?;
+        let cpu = ticks as f64 / clock_ticks_per_second() as f64;
         Some(Self { id, parent: u32::try_from(number(4)?).ok()?, cpu, start: number(22)? })
+    }
+
+    fn is_engine(&self) -> bool {
+        let title = fs::read(format!("/proc/{}/cmdline", self.id)).unwrap_or_default();
+        ENGINES.iter().any(|engine| title.starts_with(engine.as_bytes()))
+            || title.split(|&byte| byte == 0).any(|argument| argument == SIMULATED)
     }
 
     fn is_alive(&self) -> bool {
@@ -302,5 +317,43 @@ mod tests {
         assert_eq!(program.group_cpu().unwrap().engines, 0.0);
         drop(program);
         assert!(!processes.iter().any(Process::is_alive));
+    }
+
+    #[test]
+    fn group_counts_cpu_of_ended_process() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut shell = Command::new("/bin/sh");
+        let count = "i=0; while [ $i -lt 300000 ]; do i=$((i+1)); done";
+        shell.args(["-c", &format!("/bin/sh -c '{count}'; sleep 600 & wait")]);
+        let program = Program::start("a shell", &mut shell, dir.path()).unwrap();
+        let start = Instant::now();
+        let is_asleep = |id: &u32| {
+            fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default().starts_with(b"sleep")
+        };
+        while !program.children().unwrap().iter().any(is_asleep) {
+            assert!(start.elapsed() < GRACE);
+            std::thread::sleep(POLL);
+        }
+        let counted = program.group_cpu().unwrap().frontend;
+        assert!(counted >= 0.03, "{counted} s");
+    }
+
+    #[test]
+    fn simulated_engine_is_no_part_of_frontend() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "/bin/sh -c 'sleep 600 & wait' chiasm sim-engine & wait"]);
+        let program = Program::start("a shell", &mut shell, dir.path()).unwrap();
+        let start = Instant::now();
+        let engine = loop {
+            let processes = Process::descendants(program.id()).unwrap();
+            if let Some(engine) = processes.into_iter().find(Process::is_engine) {
+                break engine.id;
+            }
+            assert!(start.elapsed() < GRACE);
+            std::thread::sleep(POLL);
+        };
+        let frontend = frontend_processes(program.id()).unwrap();
+        assert!(frontend.contains(&program.id()) && !frontend.contains(&engine), "{frontend:?}");
     }
 }

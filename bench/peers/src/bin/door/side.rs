@@ -122,9 +122,35 @@ impl Side {
         &mut self,
         workload: &RefCell<Workload>,
     ) -> Result<(), Box<dyn Error>> {
+        self.wait_for(async |side| side.try_once(workload).await).await?;
+        let children = self.frontend.children()?.len();
+        if children != self.children && !self.has_workers {
+            let name = &self.name;
+            return Err(format!("{name} runs {children} processes, not {}", self.children).into());
+        }
+        Ok(())
+    }
+
+    /// Waits until the side reports that it is ready.
+    pub(crate) async fn wait_until_ready(&mut self) -> Result<(), Box<dyn Error>> {
+        self.wait_for(async |side| {
+            if side.reports_engines {
+                return side.check_engines().await;
+            }
+            let health = get(side.address, "/health").await?;
+            if health.status.is_success() { Ok(()) } else { Err("it is not healthy".into()) }
+        })
+        .await
+    }
+
+    /// Repeats an attempt until it succeeds.
+    async fn wait_for(
+        &mut self,
+        attempt: impl AsyncFn(&Self) -> Result<(), Box<dyn Error>>,
+    ) -> Result<(), Box<dyn Error>> {
         eprintln!("waiting for {}", self.name);
         let start = Instant::now();
-        while let Err(error) = self.try_once(workload).await {
+        while let Err(error) = attempt(self).await {
             self.frontend.check()?;
             for program in self.agents.iter_mut().chain(&mut self.engines) {
                 program.check()?;
@@ -134,10 +160,12 @@ impl Side {
             }
             tokio::time::sleep(POLL).await;
         }
-        let children = self.frontend.children()?.len();
-        if children != self.children && !self.has_workers {
-            let name = &self.name;
-            return Err(format!("{name} runs {children} processes, not {}", self.children).into());
+        Ok(())
+    }
+
+    async fn check_engines(&self) -> Result<(), Box<dyn Error>> {
+        if ready_engines(self.address).await? < self.engines.len() {
+            return Err("not all engines are ready".into());
         }
         Ok(())
     }
@@ -161,8 +189,8 @@ impl Side {
         if !models.status.is_success() || !models.text.contains(&format!("{MODEL:?}")) {
             return Err("it does not serve the model".into());
         }
-        if self.reports_engines && ready_engines(self.address).await? < self.engines.len() {
-            return Err("not all engines are ready".into());
+        if self.reports_engines {
+            self.check_engines().await?;
         }
         let split_before = self.splits.count().await?;
         let body = workload.borrow_mut().next(Case::Text, &self.url);

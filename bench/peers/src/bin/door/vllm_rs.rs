@@ -3,8 +3,10 @@
 
 use std::error::Error;
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use crate::origin::Origin;
 use crate::program::{Program, free_address};
@@ -26,14 +28,12 @@ pub(crate) fn start(
 ) -> Result<Side, Box<dyn Error>> {
     let address = free_address()?;
     let step_log = inputs.scratch.join("vllm-rs.steps");
-    let mut frontend = command(program);
-    frontend.env("VLLM_RS_PYTHON", engine_script(inputs, pace, &step_log)?);
+    let engine = engine_arguments(inputs, pace, &step_log);
+    let mut frontend = frontend(inputs, program, address, engine)?;
     frontend.env("http_proxy", format!("http://{}", origin.address));
     if let Some(libraries) = libraries {
         frontend.env("LD_LIBRARY_PATH", libraries);
     }
-    frontend.arg("serve").arg(&inputs.model);
-    frontend.args(["--served-model-name", MODEL, "--port", &address.port().to_string()]);
     if pace.has_long_answers() {
         frontend.args(["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]);
     }
@@ -45,11 +45,26 @@ pub(crate) fn start(
     })
 }
 
+/// Returns the command of the frontend at `address`, which starts our binary with the arguments
+/// `engine`.
+pub(crate) fn frontend(
+    inputs: &Inputs,
+    program: &Path,
+    address: SocketAddr,
+    engine: Vec<String>,
+) -> Result<Command, Box<dyn Error>> {
+    let mut frontend = command(program);
+    frontend.env("VLLM_RS_PYTHON", engine_script(inputs, engine)?);
+    frontend.arg("serve").arg(&inputs.model);
+    frontend.args(["--served-model-name", MODEL, "--port", &address.port().to_string()]);
+    Ok(frontend)
+}
+
 /// Writes the script that stands in for `python -m … --data-parallel-address HOST
 /// --data-parallel-rpc-port PORT …`.
-fn engine_script(inputs: &Inputs, pace: Pace, step_log: &Path) -> Result<PathBuf, Box<dyn Error>> {
+fn engine_script(inputs: &Inputs, arguments: Vec<String>) -> Result<PathBuf, Box<dyn Error>> {
     let mut engine = vec![inputs.chiasm.display().to_string()];
-    engine.extend(engine_arguments(inputs, pace, step_log));
+    engine.extend(arguments);
     let quoted = engine.iter().map(|argument| format!("'{}'", argument.replace('\'', r"'\''")));
     let script = format!(
         r#"#!/bin/sh
