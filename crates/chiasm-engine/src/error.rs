@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::wire::WireError;
@@ -166,12 +167,31 @@ pub enum DeathCause {
     /// The engine's process ended. The text is the report of the process's owner.
     #[error("its process ended: {0}")]
     Exited(String),
+    /// The engine's group ended because of another engine. The text is the reason.
+    #[error("its group ended: {0}")]
+    Group(Arc<str>),
     /// A task of the engine's connection panicked.
     #[error("a task of its connection failed; the log says how")]
     TaskFailed,
     /// The frontend dropped the last client.
     #[error("its client was closed")]
     Closed,
+}
+
+impl DeathCause {
+    /// Returns the first line of the cause, without the last lines of the engine's log.
+    pub(crate) fn first_line(&self) -> String {
+        let text = match self {
+            Self::Exited(report) => report.clone(),
+            cause => cause.to_string(),
+        };
+        first_line(&text).to_owned()
+    }
+}
+
+/// Returns the first line of a report about an engine's end.
+pub(crate) fn first_line(report: &str) -> &str {
+    report.lines().next().unwrap_or_default()
 }
 
 impl EngineError {

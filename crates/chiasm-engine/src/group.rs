@@ -1,13 +1,13 @@
 //! Engines that step together: the ranks of a model with data and expert parallelism.
 //!
-//! Each rank is an engine of its own, with sockets, caches and a worker. A group only binds their
-//! lives: its engines start together, and the end of one ends all, because the others would wait
-//! for it in their next step. One life of all engines is a generation. Nothing of it remains in the
-//! next, which has new ports.
+//! Each rank is an engine of its own, with sockets, caches and a worker. The engines of a group
+//! start together. When one ends, all end: the others would wait for it in their next step. A
+//! *generation* is one such start of all engines; the next one has new ports and sockets.
 
 mod coordinator;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,6 +18,7 @@ use chiasm_zmtp::{Pull, XPub};
 use rmpv::Value;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::error::EngineError;
 use crate::launch::free_ports;
@@ -26,12 +27,15 @@ use crate::wire::handshake::Addresses;
 use crate::{EngineEndpoints, SocketDir};
 use coordinator::coordinate;
 
-/// The number of ports that vLLM takes from `_data_parallel_master_port_list` or may take after a
-/// conflict; it takes the last ones first.
+/// The length of `_data_parallel_master_port_list`. vLLM uses the last two ports; the others are
+/// spares for ports in use.
 const LISTED_PORTS: usize = 5;
 
 /// The oldest release of vLLM whose groups are supported.
 const OLDEST_VERSION: VllmVersion = VllmVersion::minor(0, 32);
+
+/// The time after which a rank that waits for the others logs which are missing.
+const JOIN_REPORT: Duration = Duration::from_secs(30);
 
 /// The maximum number of engines in a group: the peers that a coordinator's sockets accept.
 pub const MAX_GROUP_SIZE: u16 = chiasm_zmtp::MAX_PEERS as u16;
@@ -39,20 +43,25 @@ pub const MAX_GROUP_SIZE: u16 = chiasm_zmtp::MAX_PEERS as u16;
 /// A group of engines on one machine.
 #[derive(Debug)]
 pub struct EngineGroup {
+    /// The number of the group among those of this process, for the log.
+    index: u32,
     size: u16,
     max_silence: Duration,
-    forming: Mutex<Forming>,
+    pending: Mutex<PendingGeneration>,
 }
+
+/// The result of forming a generation; `None` while its ranks wait.
+type Outcome = Option<Result<Arc<Generation>, Arc<EngineError>>>;
 
 /// The next generation, which waits for its ranks.
 #[derive(Debug)]
-struct Forming {
+struct PendingGeneration {
     number: u64,
     present: BTreeSet<u16>,
-    outcome: watch::Sender<Option<Result<Arc<Generation>, Arc<EngineError>>>>,
+    outcome: watch::Sender<Outcome>,
 }
 
-impl Forming {
+impl PendingGeneration {
     fn new(number: u64) -> Self {
         Self { number, present: BTreeSet::new(), outcome: watch::Sender::new(None) }
     }
@@ -61,6 +70,8 @@ impl Forming {
 /// One life of all engines of a group. The coordinator ends with the last reference.
 #[derive(Debug)]
 pub struct Generation {
+    /// The number of the group.
+    group: u32,
     number: u64,
     size: u16,
     max_silence: Duration,
@@ -71,8 +82,22 @@ pub struct Generation {
     dissolved: watch::Sender<Option<Arc<str>>>,
     /// The engines that are ready.
     ready: watch::Sender<Vec<ReadyRank>>,
+    connections: Mutex<Connections>,
     _coordinator: JoinSet<()>,
     _sockets: SocketDir,
+}
+
+/// Ends the connection to an engine, for this reason.
+pub(crate) type EndConnection = Box<dyn Fn(&Arc<str>) + Send + Sync>;
+
+/// The connections to engines that are ready, by rank.
+#[derive(Default)]
+struct Connections(Vec<(u16, EndConnection)>);
+
+impl fmt::Debug for Connections {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.0.iter().map(|(rank, _)| rank)).finish()
+    }
 }
 
 /// The properties that the engines of a group must have in common.
@@ -81,7 +106,7 @@ pub(crate) struct ReadyRank {
     /// The version of vLLM.
     pub(crate) version: String,
     /// The hash of the parallel configuration.
-    pub(crate) configuration: Option<String>,
+    pub(crate) config_hash: Option<String>,
 }
 
 #[derive(Debug)]
@@ -93,10 +118,12 @@ struct CoordinatorAddresses {
 }
 
 impl EngineGroup {
-    /// Creates a group of `size` engines, from 2 to [`MAX_GROUP_SIZE`]. It is started again when
-    /// one of them has been silent for `max_silence`: an engine that is stuck in a step stops all.
-    pub fn new(size: u16, max_silence: Duration) -> Arc<Self> {
-        Arc::new(Self { size, max_silence, forming: Mutex::new(Forming::new(0)) })
+    /// Creates a group of `size` engines, from 2 to [`MAX_GROUP_SIZE`]. `index` is its number in
+    /// the log. If an engine is silent for `max_silence`, the group restarts: an engine that is
+    /// stuck in a step blocks all others.
+    pub fn new(index: u32, size: u16, max_silence: Duration) -> Arc<Self> {
+        let pending = Mutex::new(PendingGeneration::new(0));
+        Arc::new(Self { index, size, max_silence, pending })
     }
 
     /// Returns the number of engines.
@@ -110,22 +137,21 @@ impl EngineGroup {
     /// The coordinator's sockets can't be bound, or there are no free ports.
     pub(crate) async fn join(&self, rank: u16) -> Result<Arc<Generation>, ConnectError> {
         let (mut outcome, full) = {
-            let mut forming = self.forming();
-            forming.present.insert(rank);
-            let outcome = forming.outcome.subscribe();
-            let is_full = forming.present.len() == usize::from(self.size);
-            let next = forming.number + 1;
-            (outcome, is_full.then(|| mem::replace(&mut *forming, Forming::new(next))))
+            let mut pending = self.pending();
+            pending.present.insert(rank);
+            let outcome = pending.outcome.subscribe();
+            let is_full = pending.present.len() == usize::from(self.size);
+            let next = pending.number + 1;
+            (outcome, is_full.then(|| mem::replace(&mut *pending, PendingGeneration::new(next))))
         };
         // A rank that stops waiting does not count.
-        let waiting = Waiting { group: self, rank, outcome: outcome.clone() };
-        if let Some(Forming { number, outcome, .. }) = full {
-            let formed = Generation::form(number, self.size, self.max_silence).await;
+        let guard = JoinGuard { group: self, rank, outcome: outcome.clone() };
+        if let Some(PendingGeneration { number, outcome, .. }) = full {
+            let formed = Generation::form(self, number).await;
             outcome.send_replace(Some(formed.map(Arc::new).map_err(Arc::new)));
         }
-        let formed = outcome.wait_for(Option::is_some).await;
-        let formed = formed.ok().and_then(|formed| formed.clone());
-        drop(waiting);
+        let formed = self.wait(rank, &mut outcome).await;
+        drop(guard);
         match formed {
             Some(Ok(generation)) => Ok(generation),
             Some(Err(error)) => Err(ConnectError::new(error)),
@@ -133,43 +159,61 @@ impl EngineGroup {
         }
     }
 
-    fn forming(&self) -> MutexGuard<'_, Forming> {
-        self.forming.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits for the outcome, and logs the missing ranks.
+    async fn wait(&self, rank: u16, outcome: &mut watch::Receiver<Outcome>) -> Outcome {
+        loop {
+            match timeout(JOIN_REPORT, outcome.wait_for(Option::is_some)).await {
+                Ok(formed) => return formed.ok().and_then(|formed| formed.clone()),
+                Err(_) => {
+                    let present = self.pending().present.clone();
+                    let is_missing = |rank: &u16| !present.contains(rank);
+                    let missing: Vec<u16> = (0..self.size).filter(is_missing).collect();
+                    let group = self.index;
+                    tracing::info!(group, rank, ?missing, "waiting for other ranks of the group");
+                }
+            }
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, PendingGeneration> {
+        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Removes a rank that no longer waits for its generation.
-struct Waiting<'a> {
+struct JoinGuard<'a> {
     group: &'a EngineGroup,
     rank: u16,
-    outcome: watch::Receiver<Option<Result<Arc<Generation>, Arc<EngineError>>>>,
+    outcome: watch::Receiver<Outcome>,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for JoinGuard<'_> {
     fn drop(&mut self) {
-        let mut forming = self.group.forming();
-        if forming.outcome.subscribe().same_channel(&self.outcome) {
-            forming.present.remove(&self.rank);
+        let mut pending = self.group.pending();
+        if pending.outcome.subscribe().same_channel(&self.outcome) {
+            pending.present.remove(&self.rank);
         }
     }
 }
 
 impl Generation {
-    async fn form(number: u64, size: u16, max_silence: Duration) -> Result<Self, EngineError> {
+    async fn form(group: &EngineGroup, number: u64) -> Result<Self, EngineError> {
+        let &EngineGroup { index, size, max_silence, .. } = group;
         let sockets = SocketDir::new()?;
         let bind_error = |address: &str| {
             let address = address.to_owned();
             move |source| EngineError::Bind { address, source }
         };
         let input = sockets.ipc("wave-out");
-        let engines = XPub::bind(&input).await.map_err(bind_error(&input))?;
+        let publisher = XPub::bind(&input).await.map_err(bind_error(&input))?;
         let output = sockets.ipc("wave-in");
         let reports = Pull::bind(&output).await.map_err(bind_error(&output))?;
         let ports = free_ports()?;
         let mut tasks = JoinSet::new();
-        tasks.spawn(coordinate(usize::from(size), engines, reports));
-        tracing::info!(generation = number, size, "a group of engines starts");
+        tasks.spawn(coordinate(usize::from(size), publisher, reports));
+        tracing::info!(group = index, generation = number, size, "a group of engines starts");
         Ok(Self {
+            group: index,
             number,
             size,
             max_silence,
@@ -177,6 +221,7 @@ impl Generation {
             coordinator: CoordinatorAddresses { input, output },
             dissolved: watch::Sender::new(None),
             ready: watch::Sender::default(),
+            connections: Mutex::default(),
             _coordinator: tasks,
             _sockets: sockets,
         })
@@ -210,7 +255,7 @@ impl Generation {
         InitMessage { addresses, parallel_config }
     }
 
-    /// Waits until all engines are ready, of which this is one.
+    /// Records that an engine is ready, and waits for the others.
     ///
     /// # Errors
     /// [`EngineError::Group`]: the engine is too old, or the engines do not fit together.
@@ -234,16 +279,44 @@ impl Generation {
         Ok(())
     }
 
-    /// Ends the generation, unless it has ended.
-    pub(crate) fn dissolve(&self, reason: &str) {
-        let is_news = self.dissolved.send_if_modified(|dissolved| {
-            let is_news = dissolved.is_none();
-            dissolved.get_or_insert_with(|| reason.into());
-            is_news
-        });
-        if is_news {
-            tracing::info!(generation = self.number, reason, "a group of engines ends");
+    /// Adds the connection to an engine, which ends with the generation.
+    pub(crate) fn add_connection(&self, rank: u16, end: EndConnection) {
+        self.connections().0.push((rank, end));
+        let reason = self.dissolved.borrow().clone();
+        if let Some(reason) = reason {
+            self.end_connections(None, &reason);
         }
+    }
+
+    /// Ends the generation and the connections to all engines but `rank`, which is the cause.
+    /// Without effect if the generation has ended.
+    pub(crate) fn dissolve(&self, rank: u16, why: &str) {
+        let reason: Arc<str> = format!("rank {rank}: {why}").into();
+        let is_first = self.dissolved.send_if_modified(|dissolved| {
+            let is_first = dissolved.is_none();
+            dissolved.get_or_insert_with(|| reason.clone());
+            is_first
+        });
+        if is_first {
+            let Self { group, number: generation, .. } = self;
+            tracing::info!(group, generation, %reason, "a group of engines ends");
+            self.end_connections(Some(rank), &reason);
+        }
+    }
+
+    /// Ends the connections to all engines but one.
+    fn end_connections(&self, other_than: Option<u16>, reason: &Arc<str>) {
+        // Each call comes back to this generation, so the lock must not be held.
+        let connections = mem::take(&mut self.connections().0);
+        for (rank, end) in connections {
+            if Some(rank) != other_than {
+                end(reason);
+            }
+        }
+    }
+
+    fn connections(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Waits until the generation has ended, and returns the reason.
@@ -266,7 +339,7 @@ mod tests {
 
     #[tokio::test]
     async fn ranks_wait_for_each_other() {
-        let group = EngineGroup::new(2, PATIENCE);
+        let group = EngineGroup::new(0, 2, PATIENCE);
         let mut first = group.join(0).boxed();
         assert!(poll!(&mut first).is_pending());
         // A rank that leaves and returns counts once.
@@ -282,7 +355,7 @@ mod tests {
 
     #[tokio::test]
     async fn generations_share_nothing() {
-        let group = EngineGroup::new(2, PATIENCE);
+        let group = EngineGroup::new(0, 2, PATIENCE);
         let endpoints = EngineEndpoints {
             handshake: "tcp://127.0.0.1:1".to_owned(),
             input: "ipc:///tmp/in".to_owned(),
@@ -313,19 +386,44 @@ mod tests {
             ports.sort_by_key(Value::as_u64);
             ports.dedup();
             assert_eq!(ports.len(), 1 + LISTED_PORTS);
-            generation.dissolve("the end of the test");
-            generation.dissolve("another end");
-            assert_eq!(&*generation.dissolved().await, "the end of the test");
+            generation.dissolve(1, "the end of the test");
+            generation.dissolve(0, "another end");
+            assert_eq!(&*generation.dissolved().await, "rank 1: the end of the test");
         }
+    }
+
+    #[tokio::test]
+    async fn end_of_one_connection_ends_the_others_first() {
+        let group = EngineGroup::new(0, 2, PATIENCE);
+        let (generation, _) = join(group.join(0), group.join(1)).await;
+        let generation = generation.unwrap();
+        let ended = Arc::new(Mutex::new(Vec::new()));
+        let add = |rank| {
+            let (ended, again) = (ended.clone(), Arc::downgrade(&generation));
+            let end = move |reason: &Arc<str>| {
+                ended.lock().unwrap().push((rank, reason.to_string()));
+                // As the end of a connection does.
+                again.upgrade().unwrap().dissolve(rank, "too late");
+            };
+            generation.add_connection(rank, Box::new(end));
+        };
+        add(0);
+        add(1);
+        generation.dissolve(1, "it was killed");
+        let other = (0, "rank 1: it was killed".to_owned());
+        assert_eq!(*ended.lock().unwrap(), std::slice::from_ref(&other));
+        // An engine that was about to be ready.
+        add(0);
+        assert_eq!(*ended.lock().unwrap(), [other.clone(), other]);
     }
 
     #[tokio::test]
     async fn engines_are_ready_together_if_they_fit() {
         let rank = |version: &str, hash: &str| ReadyRank {
             version: version.to_owned(),
-            configuration: Some(hash.to_owned()),
+            config_hash: Some(hash.to_owned()),
         };
-        let group = EngineGroup::new(2, PATIENCE);
+        let group = EngineGroup::new(0, 2, PATIENCE);
         let generation = async || join(group.join(0), group.join(1)).await.0.unwrap();
         let formed = generation().await;
         let mut first = formed.all_ready(rank("0.33.0", "a")).boxed();

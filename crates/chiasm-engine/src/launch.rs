@@ -9,10 +9,10 @@ mod advice;
 mod arguments;
 mod engine_flags;
 mod failure_log;
-mod group;
 mod lines;
 mod ports;
 mod process;
+mod process_group;
 mod server_flags;
 mod spelling;
 mod stage;
@@ -99,10 +99,10 @@ impl KvEventEndpoints {
         Self { publish: dir.ipc("kv"), replay: dir.ipc("kv-replay") }
     }
 
-    /// Creates addresses like [`ipc`](Self::ipc) for an engine of a group. vLLM makes the sockets
-    /// of ranks above 0 by appending the rank, but only to paths with `inproc`; an engine reports
-    /// the sockets that it has made (`ZmqEventPublisher.offset_endpoint_port` in
-    /// `vllm/distributed/kv_events.py`).
+    /// Creates addresses like [`ipc`](Self::ipc) for an engine of a group. On ranks above 0 vLLM
+    /// appends `_dp` and the rank to the path, which must contain `inproc`; the engine reports the
+    /// final path (`ZmqEventPublisher.offset_endpoint_port` in `vllm/distributed/kv_events.py`).
+    /// `re` is short for `replay`: with the rank, names have 16 bytes at most.
     pub fn ipc_in_group(dir: &SocketDir) -> Self {
         Self { publish: dir.ipc("inproc-kv"), replay: dir.ipc("inproc-re") }
     }

@@ -66,7 +66,7 @@ impl Core {
         let mut generated = 0;
         let mut free_at = Instant::now();
         loop {
-            if !self.steps() && pending.is_empty() {
+            if !self.has_step() && pending.is_empty() {
                 if stopping {
                     return self.stopped();
                 }
@@ -82,7 +82,7 @@ impl Core {
                     return self.died(reason);
                 }
             }
-            if !self.steps() {
+            if !self.has_step() {
                 continue;
             }
 
@@ -149,7 +149,7 @@ impl Core {
     }
 
     /// Returns `true` if there is a step to take: for requests, or for those of other engines.
-    fn steps(&self) -> bool {
+    fn has_step(&self) -> bool {
         self.scheduler.has_work() || self.group.as_ref().is_some_and(Group::is_running)
     }
 

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use crate::handshake::Kind;
 use crate::socket::{Event, HANDSHAKE_TIMEOUT, Socket};
 
-/// The time that one peer may take to receive a message. Messages are short, so only a peer that
-/// has not read for a long time is slower.
+/// The deadline for writing one message to one peer. Messages are a few bytes, so it passes only if
+/// the peer's buffers are full.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An XPUB socket: sends to all peers, and receives their subscriptions. Dropping it closes the
@@ -40,8 +40,8 @@ impl XPub {
     }
 
     /// Sends a message of one or more frames to all peers. A peer that does not receive it in time
-    /// gets no later message either. Not cancel-safe: a dropped call may close connections for
-    /// writing.
+    /// sees the end of its connection, and reconnects. Not cancel-safe: a dropped call may close
+    /// connections for writing.
     pub async fn send_all(&mut self, frames: &[Bytes]) {
         self.0.send_all(frames, SEND_TIMEOUT).await;
     }

@@ -120,4 +120,9 @@ impl RunningEngine for RunningSim {
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
         async move { drop(self.0.stop().await) }.boxed()
     }
+
+    fn kill(self: Box<Self>) -> BoxFuture<'static, ()> {
+        self.0.kill();
+        ready(()).boxed()
+    }
 }

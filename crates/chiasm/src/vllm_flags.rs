@@ -56,7 +56,7 @@ const LORA_FLAGS: [&str; 5] = [
 const CONFIG: &str = "--config";
 
 /// The short flags that engines take, with their long names (`engine/arg_utils.py`, vLLM 0.33).
-/// Chiasm refuses the others, such as `-dp`.
+/// Other short flags are refused, except `-dp` (`serve/groups.rs`).
 const SHORT_FLAGS: [(&str, &str); 10] = [
     ("-ac", "--attention-config"),
     ("-cc", "--compilation-config"),

@@ -87,9 +87,9 @@ async fn end_of_one_engine_restarts_its_group() {
         send_signal(second[2], "KILL");
         wait_replaced(&server, &second).await;
     });
-    assert_ne!(answer.status, 200, "a part of the answer is no answer: {}", answer.text);
+    assert_eq!(answer.status, 503, "there is no other group: {}", answer.text);
 
-    // An engine that is stuck in a step stops the others, whose requests come from no one else.
+    // A stopped engine answers no probe.
     let third = engines(&server);
     // Not a child of this process, so it can't be waited for.
     let stopped = Command::new("kill").args(["-STOP", &third[0].to_string()]).status();
@@ -99,17 +99,43 @@ async fn end_of_one_engine_restarts_its_group() {
     assert!(server.terminate(TIMEOUT).await, "SIGTERM ends it with exit code 0");
 }
 
+#[tokio::test]
+async fn simulated_engines_form_a_group_inside_this_process() {
+    let model = demo_model().display().to_string();
+    let args = [&model, "--served-model-name", "m", "--sim", "1", "--allow-private-media"];
+    let group = ["--port", "0", "--", "--data-parallel-size", "3"];
+    let server = Server::start(&[&args[..], &group].concat());
+    server.wait_ready(SIZE, TIMEOUT).await;
+    scenario_run::play_all(&server, "m", BLOCK, 8).await;
+}
+
 #[test]
 fn unsupported_flags_are_refused_by_name() {
     let dense = demo_model().display().to_string();
     let experts = model_with_experts();
     let experts = experts.path().display().to_string();
+    let launch = ["--engines", "1"];
+    let prefill = ["--sim", "prefill=1,decode=1"];
+    for (model, engines, group, expected) in [
+        (&dense, ["--attach", "tcp://127.0.0.1:1"], &[][..], "Chiasm starts all engines"),
+        (&dense, prefill, &[], "compute whole requests"),
+        (&dense, ["--sim", "1"], &["--enable-lora"], "apply the wrong adapter"),
+        (&experts, launch, &["--device-ids", "0,1"], "taken in order from CUDA_VISIBLE_DEVICES"),
+        (&experts, launch, &["--distributed-executor-backend", "ray"], "Ray chooses the GPUs"),
+        (&experts, launch, &["--config", "/dev/null"], "give them after --"),
+    ] {
+        let args = ["serve", model, "--vllm", "/bin/true", "--port", "0"];
+        let group = [&["--", "--data-parallel-size", "2"][..], group].concat();
+        let output = chiasm(&[&args[..], &engines, &group].concat()).output().expect("chiasm");
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && error.contains(expected), "{group:?}: {error}");
+    }
     for (model, flags, group, expected) in [
         (&dense, &[][..], &[][..], "Use --engines 2 instead"),
         (&experts, &[], &["--enable-elastic-ep"], "can't change while they run"),
         (&experts, &[], &["--enable-fault-tolerance"], "starts again as a whole"),
-        (&experts, &[], &["--enable-lora"], "each other's adapters"),
-        (&experts, &["--lora-modules", "a=/adapter"], &[], "each other's adapters"),
+        (&experts, &[], &["--enable-lora"], "apply the wrong adapter"),
+        (&experts, &["--lora-modules", "a=/adapter"], &[], "apply the wrong adapter"),
         (&experts, &["--keep-engines", "60"], &[], "a group ends with this process"),
         (&experts, &["--share-gpu"], &[], "start at the same time"),
         (&experts, &[], &["--data-parallel-backend", "ray"], "Chiasm starts all engines"),

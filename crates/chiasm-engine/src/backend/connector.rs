@@ -238,6 +238,7 @@ impl Connector for EngineConnector {
                     Ok(Connected { backend: Arc::new(backend), lifecycle: Box::new(lifecycle) })
                 }
                 Err(error) => {
+                    engine.fail(&error.to_string());
                     engine.stop().await;
                     Err(error)
                 }

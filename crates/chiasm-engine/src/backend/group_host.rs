@@ -8,6 +8,7 @@ use chiasm_types::WorkerId;
 use futures_util::future::{BoxFuture, FutureExt};
 
 use super::host::{EngineHost, RunningEngine};
+use crate::error::first_line;
 use crate::group::{EngineGroup, Generation};
 use crate::launch::LastLines;
 use crate::{EngineEndpoints, SocketDir};
@@ -39,48 +40,61 @@ impl<H: EngineHost> EngineHost for GroupHost<H> {
     ) -> BoxFuture<'a, Result<Box<dyn RunningEngine>, ConnectError>> {
         async move {
             let generation = self.group.join(self.rank).await?;
+            let membership = DissolveOnDrop { rank: self.rank, generation };
             let started = self.host.start(worker, endpoints, sockets).await;
-            let engine = started.inspect_err(|error| {
-                generation.dissolve(&format!("rank {} can't start: {error}", self.rank));
-            })?;
-            let membership = Membership { rank: self.rank, generation };
+            let engine =
+                started.inspect_err(|error| membership.end(&format!("can't start: {error}")))?;
             Ok(Box::new(GroupEngine { membership, engine }) as Box<dyn RunningEngine>)
         }
         .boxed()
     }
 
+    fn max_retry_pause(&self) -> Duration {
+        self.host.max_retry_pause()
+    }
+
+    // Records and engines of earlier frontends are not passed on: a group never outlives this
+    // process.
     fn describe(&self) -> String {
         let size = self.group.size();
         format!("{} (rank {} of a group of {size})", self.host.describe(), self.rank)
     }
 }
 
-/// The engine of one rank, which ends with the other engines of its generation.
+/// The engine of one rank. It ends when another engine of its generation ends.
 struct GroupEngine {
-    membership: Membership,
+    membership: DissolveOnDrop,
     engine: Box<dyn RunningEngine>,
 }
 
-/// The membership of a running engine in its generation, which ends with it.
-struct Membership {
+/// The place of a rank in a generation. Dissolves the generation when dropped.
+struct DissolveOnDrop {
     rank: u16,
     generation: Arc<Generation>,
 }
 
-impl Drop for Membership {
+impl DissolveOnDrop {
+    /// Ends the generation, unless it has ended, because of this rank.
+    fn end(&self, why: &str) {
+        self.generation.dissolve(self.rank, why);
+    }
+}
+
+impl Drop for DissolveOnDrop {
     fn drop(&mut self) {
-        self.generation.dissolve(&format!("rank {} was ended", self.rank));
+        self.end("it was stopped");
     }
 }
 
 impl RunningEngine for GroupEngine {
     fn exited(&mut self) -> BoxFuture<'_, String> {
         async {
-            let Membership { rank, generation } = &self.membership;
+            let generation = self.membership.generation.clone();
             tokio::select! {
+                // First, because it explains an end that several engines have at once.
+                biased;
                 end = self.engine.exited() => {
-                    let first_line = end.lines().next().unwrap_or_default();
-                    generation.dissolve(&format!("rank {rank}: {first_line}"));
+                    self.membership.end(first_line(&end));
                     end
                 }
                 reason = generation.dissolved() => format!("its group ended: {reason}"),
@@ -103,6 +117,10 @@ impl RunningEngine for GroupEngine {
 
     fn generation(&self) -> Option<Arc<Generation>> {
         Some(self.membership.generation.clone())
+    }
+
+    fn fail(&self, reason: &str) {
+        self.membership.end(first_line(reason));
     }
 
     // At once: an engine that is asked to end first finishes its step, which may need an engine
@@ -172,7 +190,7 @@ mod tests {
 
     #[tokio::test]
     async fn end_of_one_rank_ends_all() {
-        let group = EngineGroup::new(2, Duration::from_secs(60));
+        let group = EngineGroup::new(0, 2, Duration::from_secs(60));
         let hosts = [TestHost::default(), TestHost::default()];
         let [first, second] = [0, 1]
             .map(|rank| GroupHost::new(group.clone(), rank, hosts[usize::from(rank)].clone()));
@@ -189,11 +207,26 @@ mod tests {
                 "its group ended: rank 1: its process ended"
             } else {
                 second.stop().await;
-                "its group ended: rank 1 was ended"
+                "its group ended: rank 1: it was stopped"
             };
             assert_eq!(first.exited().await, end);
             first.stop().await;
         }
         assert_eq!(hosts.map(|host| host.killed.load(Ordering::Relaxed)), [2, 1]);
+    }
+
+    #[tokio::test]
+    async fn group_ends_with_the_reason_of_the_rank_that_failed() {
+        let group = EngineGroup::new(0, 2, Duration::from_secs(60));
+        let hosts = [0, 1].map(|rank| GroupHost::new(group.clone(), rank, TestHost::default()));
+        let sockets = SocketDir::new().unwrap();
+        let endpoints = hosts[0].endpoints(&sockets);
+        let start = |host| GroupHost::start(host, WorkerId(0), &endpoints, &sockets);
+        let (first, second) = join(start(&hosts[0]), start(&hosts[1])).await;
+        let (mut first, second) = (first.unwrap(), second.unwrap());
+        second.fail("it was not ready after 5 s\nmore");
+        second.stop().await;
+        let end = "its group ended: rank 1: it was not ready after 5 s";
+        assert_eq!(first.exited().await, end);
     }
 }

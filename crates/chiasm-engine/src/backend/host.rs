@@ -103,6 +103,9 @@ pub trait RunningEngine: Send {
         None
     }
 
+    /// Records why the engine is not used, before it is stopped.
+    fn fail(&self, _reason: &str) {}
+
     /// Ends the engine and its descendants.
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()>;
 

@@ -196,7 +196,7 @@ impl RunningEngine for LaunchedEngine {
             let advice = report
                 .advice
                 .map_or_else(String::new, |advice| format!("\n  what helps: {advice}"));
-            format!("its process ended ({report}); its last lines:{last_lines}{advice}")
+            format!("its process ended ({report})\n  its last lines:{last_lines}{advice}")
         }
         .boxed()
     }

@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 use super::liveness::Liveness;
 use super::registry::Registry;
 use crate::error::{DeathCause, EngineError};
+use crate::group::Generation;
 use crate::wire::output::ReceivedOutput;
 use crate::wire::{EngineCoreOutputs, EngineCoreRequest, SchedulerStats, request};
 
@@ -38,12 +39,17 @@ pub(super) struct Connection {
     liveness: Liveness,
     /// `true` if the engine was taken over and may still have requests of its earlier frontend.
     adopted: bool,
+    /// The engine's rank and the generation of its group, if it is in one.
+    membership: Option<(u16, Arc<Generation>)>,
 }
 
 impl Connection {
     /// Creates a connection without requests. Returns it with its queue of messages, which a task
-    /// must send.
-    pub(super) fn new(adopted: bool) -> (Arc<Self>, mpsc::UnboundedReceiver<Outgoing>) {
+    /// must send. `membership` is the engine's rank and the generation of its group.
+    pub(super) fn new(
+        adopted: bool,
+        membership: Option<(u16, Arc<Generation>)>,
+    ) -> (Arc<Self>, mpsc::UnboundedReceiver<Outgoing>) {
         let (outbox, messages) = mpsc::unbounded_channel();
         let connection = Self {
             registry: Mutex::default(),
@@ -53,8 +59,19 @@ impl Connection {
             dead: watch::Sender::new(false),
             liveness: Liveness::new(),
             adopted,
+            membership,
         };
-        (Arc::new(connection), messages)
+        let connection = Arc::new(connection);
+        if let Some((rank, generation)) = &connection.membership {
+            let member = Arc::downgrade(&connection);
+            let end = move |reason: &Arc<str>| {
+                if let Some(connection) = member.upgrade() {
+                    connection.mark_dead(DeathCause::Group(reason.clone()));
+                }
+            };
+            generation.add_connection(*rank, Box::new(end));
+        }
+        (connection, messages)
     }
 
     /// Locks the registry. No panic leaves it half-changed, so a poisoned lock is usable.
@@ -110,7 +127,13 @@ impl Connection {
     }
 
     /// Ends all streams and calls, and stops the tasks. Only the first cause counts.
+    ///
+    /// The connections to the other engines of a group end first, so that no request moves from one
+    /// to another of them.
     pub(super) fn mark_dead(&self, cause: DeathCause) {
+        if let Some((rank, generation)) = &self.membership {
+            generation.dissolve(*rank, &cause.first_line());
+        }
         if self.registry().mark_dead(cause) {
             self.dead.send_replace(true);
         }

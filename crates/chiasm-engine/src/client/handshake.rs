@@ -106,7 +106,7 @@ struct HandshakeOutcome {
     report: Bytes,
     ready: EngineReady,
     /// The hash of the parallel configuration of an engine in a group.
-    configuration: Option<String>,
+    config_hash: Option<String>,
     /// `true` if the engine was taken over from an earlier frontend and may still have requests of
     /// it.
     adopted: bool,
@@ -178,7 +178,7 @@ impl PendingEngine {
     /// [`EngineError::ReadyTimeout`] if the engine is not ready in time, [`EngineError::Version`]
     /// if its version is not supported, [`EngineError::Handshake`] if its report can't be decoded.
     pub async fn ready(mut self) -> Result<EngineClient, EngineError> {
-        let HandshakeOutcome { report, ready, configuration, adopted } =
+        let HandshakeOutcome { report, ready, config_hash, adopted } =
             match self.options.ready_timeout {
                 None => self.shake_hands().await?,
                 Some(after) => match tokio::time::timeout(after, self.shake_hands()).await {
@@ -192,12 +192,13 @@ impl PendingEngine {
         check_version(&ready.vllm_version, self.options.strict_version)?;
         if let Some(generation) = &self.generation {
             let version = ready.vllm_version.clone();
-            generation.all_ready(ReadyRank { version, configuration }).await?;
+            generation.all_ready(ReadyRank { version, config_hash }).await?;
         }
         self.handshake.release().await;
 
         let identity = Bytes::copy_from_slice(&handshake::identity(self.options.rank));
-        let (connection, messages) = Connection::new(adopted);
+        let membership = self.generation.map(|generation| (self.options.rank, generation));
+        let (connection, messages) = Connection::new(adopted, membership);
         tokio::spawn(tasks::send_requests(self.input, identity, messages, connection.clone()));
         tokio::spawn(tasks::receive_outputs(self.output, connection.clone()));
         if let Some(interval) = self.options.probe_after {
@@ -263,17 +264,17 @@ impl PendingEngine {
                         return Ok(HandshakeOutcome {
                             report,
                             ready,
-                            configuration: None,
+                            config_hash: None,
                             adopted: true,
                         });
                     }
                 }
             }
-            if let Some(configuration) = &got_ready
+            if let Some(config_hash) = &got_ready
                 && let Some((ready, report)) = report.take()
             {
-                let configuration = configuration.clone();
-                return Ok(HandshakeOutcome { report, ready, configuration, adopted: false });
+                let config_hash = config_hash.clone();
+                return Ok(HandshakeOutcome { report, ready, config_hash, adopted: false });
             }
         }
     }

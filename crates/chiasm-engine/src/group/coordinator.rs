@@ -1,16 +1,12 @@
 //! The coordinator of a group: wakes idle engines when another one starts a wave.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use bytes::Bytes;
 use chiasm_zmtp::{Event, Pull, XPub};
 
 use crate::wire::coordinator::{READY, Report, encode_start, is_subscription};
 
-/// The state of a group's waves. Does no I/O.
-///
-/// It can be lost: a coordinator that starts anew wakes all engines, in a wave whose number is
-/// larger than any that they have seen. Engines without work then compute one empty step.
+/// The state of a group's waves. Does no I/O. It lives as long as the engines of a generation, so
+/// no engine ever meets a coordinator without this state.
 #[derive(Debug)]
 struct Waves {
     /// The number of engines in the group.
@@ -24,7 +20,7 @@ struct Waves {
 
 /// A message to all engines.
 #[derive(Debug, PartialEq, Eq)]
-enum Answer {
+enum Broadcast {
     /// The handshake can end.
     Ready,
     /// A wave starts.
@@ -37,31 +33,25 @@ impl Waves {
         Self { size, missing: size, wave: 0, is_running: false }
     }
 
-    /// Handles a subscription at a time in seconds since the epoch, which gives the number of a new
-    /// wave if engines reconnect: it is larger than the numbers that count from 0, and than that of
-    /// an earlier reconnection.
-    fn on_subscription(&mut self, now: i64) -> Vec<Answer> {
-        match self.missing {
-            0 => {
-                self.wave = self.wave.max(now);
-                self.is_running = true;
-                vec![Answer::Ready, Answer::Start { wave: self.wave, started_by: None }]
-            }
-            missing => {
-                self.missing = missing - 1;
-                if self.missing == 0 { vec![Answer::Ready] } else { Vec::new() }
-            }
+    /// Handles a subscription: one of the first, or that of an engine that has reconnected and may
+    /// have missed the start of the running wave. An engine ignores a start that it knows.
+    fn on_subscription(&mut self) -> Vec<Broadcast> {
+        if self.missing > 0 {
+            self.missing -= 1;
+            return if self.missing == 0 { vec![Broadcast::Ready] } else { Vec::new() };
         }
+        let start = Broadcast::Start { wave: self.wave, started_by: None };
+        if self.is_running { vec![Broadcast::Ready, start] } else { vec![Broadcast::Ready] }
     }
 
-    fn on_report(&mut self, report: Report) -> Option<Answer> {
+    fn on_report(&mut self, report: Report) -> Option<Broadcast> {
         match report {
             Report::Started { rank, wave } => {
-                let is_news = wave > self.wave || (wave == self.wave && !self.is_running);
-                is_news.then(|| {
+                let is_new = wave > self.wave || (wave == self.wave && !self.is_running);
+                is_new.then(|| {
                     self.wave = wave;
                     self.is_running = true;
-                    Answer::Start { wave, started_by: Some(rank) }
+                    Broadcast::Start { wave, started_by: Some(rank) }
                 })
             }
             Report::Complete { wave } => {
@@ -76,15 +66,15 @@ impl Waves {
 }
 
 /// Coordinates the engines of a group over bound sockets, until it is dropped.
-pub(super) async fn coordinate(size: usize, mut engines: XPub, mut reports: Pull) {
+pub(super) async fn coordinate(size: usize, mut publisher: XPub, mut reports: Pull) {
     let mut waves = Waves::forming(size);
     loop {
-        let answers: Vec<Answer> = tokio::select! {
-            event = engines.next() => match event {
+        let broadcasts: Vec<Broadcast> = tokio::select! {
+            event = publisher.next() => match event {
                 Event::Message { frames, .. } if is_subscription(&frames) => {
                     let missing = waves.missing.saturating_sub(1);
                     tracing::debug!(size = waves.size, missing, "an engine joined its group");
-                    waves.on_subscription(unix_seconds())
+                    waves.on_subscription()
                 }
                 Event::Message { .. } | Event::Connected { .. } | Event::Disconnected { .. } => {
                     Vec::new()
@@ -92,7 +82,8 @@ pub(super) async fn coordinate(size: usize, mut engines: XPub, mut reports: Pull
             },
             event = reports.next() => match event {
                 Event::Message { frames, .. } => match Report::decode(&frames) {
-                    Ok(report) => report.and_then(|report| waves.on_report(report)).into_iter().collect(),
+                    Ok(Some(report)) => waves.on_report(report).into_iter().collect(),
+                    Ok(None) => Vec::new(),
                     Err(error) => {
                         tracing::warn!(%error, "unreadable message to a group's coordinator");
                         Vec::new()
@@ -101,35 +92,27 @@ pub(super) async fn coordinate(size: usize, mut engines: XPub, mut reports: Pull
                 Event::Connected { .. } | Event::Disconnected { .. } => Vec::new(),
             },
         };
-        for answer in answers {
-            match answer {
-                Answer::Ready => engines.send_all(&[Bytes::from_static(READY)]).await,
-                Answer::Start { wave, started_by } => {
-                    engines.send_all(&encode_start(wave, started_by)).await;
+        for broadcast in broadcasts {
+            match broadcast {
+                Broadcast::Ready => publisher.send_all(&[Bytes::from_static(READY)]).await,
+                Broadcast::Start { wave, started_by } => {
+                    publisher.send_all(&encode_start(wave, started_by)).await;
                 }
             }
         }
     }
 }
 
-fn unix_seconds() -> i64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| i64::try_from(since.as_secs()).unwrap_or(i64::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    const NOW: i64 = 1_795_802_785;
-
     fn formed(size: usize) -> Waves {
         let mut waves = Waves::forming(size);
         for _ in 1..size {
-            assert_eq!(waves.on_subscription(NOW), []);
+            assert_eq!(waves.on_subscription(), []);
         }
-        assert_eq!(waves.on_subscription(NOW), [Answer::Ready]);
+        assert_eq!(waves.on_subscription(), [Broadcast::Ready]);
         waves
     }
 
@@ -139,38 +122,33 @@ mod tests {
         let started = |rank, wave| Report::Started { rank, wave };
         assert_eq!(
             waves.on_report(started(1, 0)),
-            Some(Answer::Start { wave: 0, started_by: Some(1) })
+            Some(Broadcast::Start { wave: 0, started_by: Some(1) })
         );
-        // Rank 0 repeats what it was told.
+        // Rank 0 echoes the start after its first step.
         assert_eq!(waves.on_report(started(0, 0)), None);
         assert_eq!(waves.on_report(Report::Complete { wave: 0 }), None);
-        // Of a start that crossed the end of its wave.
+        // A stale start: sent before the wave ended, received after.
         assert_eq!(waves.on_report(started(1, 0)), None);
         assert_eq!(
             waves.on_report(started(0, 1)),
-            Some(Answer::Start { wave: 1, started_by: Some(0) })
+            Some(Broadcast::Start { wave: 1, started_by: Some(0) })
         );
         assert_eq!(waves.on_report(Report::Complete { wave: 0 }), None);
         assert_eq!(waves.on_report(started(1, 1)), None);
         assert_eq!(
             waves.on_report(started(1, 5)),
-            Some(Answer::Start { wave: 5, started_by: Some(1) })
+            Some(Broadcast::Start { wave: 5, started_by: Some(1) })
         );
     }
 
-    /// After each restart of the coordinator, the wave is newer than all that engines have seen.
     #[test]
-    fn reconnection_starts_newer_wave() {
+    fn reconnected_engine_learns_of_running_wave() {
         let mut waves = formed(2);
+        assert_eq!(waves.on_subscription(), [Broadcast::Ready]);
         waves.on_report(Report::Started { rank: 0, wave: 7 });
-        let start = Answer::Start { wave: NOW, started_by: None };
-        assert_eq!(waves.on_subscription(NOW), [Answer::Ready, start]);
-        waves.on_report(Report::Complete { wave: NOW });
-        let start = Answer::Start { wave: NOW + 1, started_by: None };
-        assert_eq!(waves.on_subscription(NOW), [Answer::Ready, start]);
-        // The state was lost, and the clock has gone on.
-        let mut waves = formed(2);
-        let start = Answer::Start { wave: NOW + 2, started_by: None };
-        assert_eq!(waves.on_subscription(NOW + 2), [Answer::Ready, start]);
+        let start = Broadcast::Start { wave: 7, started_by: None };
+        assert_eq!(waves.on_subscription(), [Broadcast::Ready, start]);
+        waves.on_report(Report::Complete { wave: 7 });
+        assert_eq!(waves.on_subscription(), [Broadcast::Ready]);
     }
 }

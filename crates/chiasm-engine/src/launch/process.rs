@@ -11,8 +11,8 @@ use tokio::process::Command;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::group::Group;
 use super::lines::{self, LastLines};
+use super::process_group::ProcessGroup;
 use super::watchdog::{self, Watchdog};
 use super::{Keep, LaunchSpec};
 use crate::error::{DeathCause, EngineError};
@@ -68,7 +68,7 @@ impl From<ExitReport> for DeathCause {
 #[derive(Debug)]
 pub struct EngineProcess {
     name: String,
-    group: Group,
+    group: ProcessGroup,
     exit: watch::Receiver<Option<ExitReport>>,
     log: LastLines,
     /// The processes for a later frontend to take over; `None` if the engine ends with this
@@ -104,7 +104,7 @@ impl EngineProcess {
         else {
             return Err(failed(std::io::ErrorKind::NotFound.into()));
         };
-        let group = Group(pid);
+        let group = ProcessGroup(pid);
 
         let log = LastLines::default();
         let mut readers = JoinSet::new();
@@ -141,7 +141,9 @@ impl EngineProcess {
     ) -> Result<Option<Self>, EngineError> {
         let Launched { process, watchdog: former } = launched;
         let pid = i32::try_from(process.pid).ok().and_then(Pid::from_raw);
-        let Some(group) = pid.filter(|_| process.is_alive()).map(Group) else { return Ok(None) };
+        let Some(group) = pid.filter(|_| process.is_alive()).map(ProcessGroup) else {
+            return Ok(None);
+        };
         let open_at_end = || {
             let mut output = lines::open_output(&keep.output)?;
             output.seek(SeekFrom::End(0)).map(|_| output)
@@ -218,23 +220,23 @@ impl EngineProcess {
     /// `--shutdown-timeout`. It takes about 5 s, so a `grace` below 15 s may leave shared memory
     /// behind.
     pub async fn terminate(self, grace: Duration) -> ExitReport {
-        self.unless_ended(Group::terminate);
+        self.unless_ended(ProcessGroup::terminate);
         if let Ok(report) = tokio::time::timeout(grace, self.exited()).await {
             return report;
         }
         tracing::warn!(engine = self.name, ?grace, "engine did not end in time and is killed");
-        self.unless_ended(Group::kill_except_tracker);
+        self.unless_ended(ProcessGroup::kill_except_tracker);
         self.exited().await
     }
 
     /// Kills the group and waits for its end. Unlike after [`terminate`](Self::terminate), the
     /// engine finishes nothing.
     pub async fn kill(self) -> ExitReport {
-        self.unless_ended(Group::kill_except_tracker);
+        self.unless_ended(ProcessGroup::kill_except_tracker);
         self.exited().await
     }
 
-    fn unless_ended(&self, signal: impl FnOnce(Group)) {
+    fn unless_ended(&self, signal: impl FnOnce(ProcessGroup)) {
         // Once the group has ended, the system may reuse its id.
         if self.try_exited().is_none() {
             signal(self.group);
@@ -245,7 +247,7 @@ impl EngineProcess {
 impl Drop for EngineProcess {
     fn drop(&mut self) {
         if !self.is_detached {
-            self.unless_ended(Group::kill_except_tracker);
+            self.unless_ended(ProcessGroup::kill_except_tracker);
         }
     }
 }
@@ -254,7 +256,7 @@ impl Drop for EngineProcess {
 /// 15 s. Its output is not logged.
 pub async fn terminate(launched: Launched) {
     let pid = i32::try_from(launched.process.pid).ok().and_then(Pid::from_raw);
-    let Some(group) = pid.filter(|_| launched.process.is_alive()).map(Group) else { return };
+    let Some(group) = pid.filter(|_| launched.process.is_alive()).map(ProcessGroup) else { return };
     group.terminate();
     if !group.wait_until_empty(TERMINATE_GRACE).await {
         group.kill_except_tracker();
@@ -267,7 +269,7 @@ pub async fn terminate(launched: Launched) {
 /// reports the exit.
 fn supervise(
     ended: impl Future<Output = Option<ExitStatus>> + Send + 'static,
-    group: Group,
+    group: ProcessGroup,
     watchdog: Option<Watchdog>,
     readers: JoinSet<()>,
     log: LastLines,
@@ -290,7 +292,7 @@ fn supervise(
 }
 
 /// Waits for the rest of a group to end after its first process, and kills it after a timeout.
-async fn kill_rest(group: Group) {
+async fn kill_rest(group: ProcessGroup) {
     if group.wait_until_empty(CLEANUP_TIMEOUT).await {
         return;
     }

@@ -28,11 +28,11 @@ const START: &[u8] = b"\x02";
 /// The first byte of a subscription; that of its end is 0.
 const SUBSCRIBE: u8 = 1;
 
-/// The number of a wave that is always over.
+/// A wave number older than any real one.
 ///
-/// An idle engine that gets a request of an old wave starts the current one itself. Since vLLM 0.33
-/// it always does; before, a request of the current wave left it to the frontend to wake the other
-/// engines, and the engine hung without them.
+/// An idle engine that gets a request of an older wave starts a wave itself. vLLM 0.33 does so for
+/// every request, 0.32 only for these: after another request it would hang in its first collective
+/// until the other engines are woken.
 pub const STALE_WAVE: i64 = -1;
 
 /// A message of an engine to its coordinator that changes the state of waves.

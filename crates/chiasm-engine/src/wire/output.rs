@@ -47,9 +47,9 @@ pub struct EngineCoreOutputs<Output = EngineCoreOutput> {
     pub utility_output: Option<UtilityOutput>,
     /// Requests that the engine has finished, including those without an output here.
     pub finished_requests: Vec<String>,
-    /// Only used by data parallelism.
+    /// The wave that the engine completed; only in messages to a group's coordinator.
     pub wave_complete: Option<i64>,
-    /// Only used by data parallelism.
+    /// The wave that the engine started; only in messages to a group's coordinator.
     pub start_wave: Option<i64>,
     /// The version of the weights that computed this step.
     pub weight_version: Option<String>,

@@ -75,14 +75,8 @@ impl PlanInputs {
         videos: PlannedVideos,
     ) -> Result<Vec<ClassPlan>, RequestError> {
         let Self { prompt, media, classes, namespace, cpu, predicts_recordings } = self;
-        let preparation = Preparation {
-            pipeline,
-            cpu: &cpu,
-            classes,
-            namespace,
-            videos,
-            predicts_recordings,
-        };
+        let preparation =
+            Preparation { pipeline, cpu: &cpu, classes, namespace, videos, predicts_recordings };
         match prompt {
             Prompt::Chat(chat) => preparation.plan_conversation(chat, media).await,
             prompt => preparation.plan(prompt, media).await,

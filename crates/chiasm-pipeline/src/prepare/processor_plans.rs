@@ -95,9 +95,8 @@ impl Preparation<'_> {
             if videos.get(index).is_some() || !self.pipeline.needs_vllm_processor(encoded) {
                 return Ok(None);
             }
-            let item = processor
-                .open(encoded, &settings, &source.field, self.predicts_recordings)
-                .await;
+            let item =
+                processor.open(encoded, &settings, &source.field, self.predicts_recordings).await;
             item.map(Some).map_err(|error| error.at(&source.field))
         };
         let to_open = media.iter().zip(&chat.media).enumerate();

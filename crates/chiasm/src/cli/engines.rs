@@ -20,8 +20,9 @@ pub(crate) struct EngineArgs {
     /// The vllm command; a name without a folder is looked up beside chiasm, then in the PATH
     #[arg(long, env = "CHIASM_VLLM", value_name = "PATH", default_value = "vllm")]
     pub(crate) vllm: PathBuf,
-    /// Number of GPUs for each engine, not shared with others, taken in order from
-    /// CUDA_VISIBLE_DEVICES [default: vLLM decides]
+    /// Number of GPUs for each engine (for a group: of all its ranks together), not shared with
+    /// others, taken in order from CUDA_VISIBLE_DEVICES [default: vLLM decides; for a group the
+    /// product of its parallel sizes]
     #[arg(long, env = "CHIASM_GPUS_PER_ENGINE")]
     pub(crate) gpus_per_engine: Option<u32>,
     /// For trials: run all engines on one GPU, or with --gpus-per-engine on the same first GPUs;

@@ -80,11 +80,9 @@ pub(super) fn connectors(
             }),
             ..config.clone()
         };
-        let size = groups::group_size(&args.vllm_args)?;
-        if size > 1 {
-            let groups = counts.roles().map(|_| groups::group(args, size));
+        if let Some(groups) = groups::groups(args, counts)? {
             let host = |_, rank| Ok(SimHost::new(SimConfig { rank, ..config.clone() }));
-            return group_connectors(options, groups.collect(), host);
+            return group_connectors(options, groups, host);
         }
         return Ok(counts
             .roles()
@@ -114,7 +112,7 @@ pub(super) fn connectors(
     let launched = args.launched();
     let shares =
         engines.share_gpu.then(|| shared_gpu::GpuShares::from_args(args, &launched)).transpose()?;
-    if let Some(groups) = groups::launched_groups(args)? {
+    if let Some(groups) = groups::groups(args, &launched)? {
         let host = |index, rank| rank_host(args, model, loras, index, rank);
         return group_connectors(options, groups, host);
     }

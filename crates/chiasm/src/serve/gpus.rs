@@ -31,15 +31,34 @@ pub(super) fn select_gpus(
     let Some(visible) = visible else {
         return Ok(Some((skipped..needed).map(|gpu| gpu.to_string()).collect()));
     };
-    let gpus: Vec<_> = visible.split(',').map(str::trim).filter(|gpu| !gpu.is_empty()).collect();
-    let selected = gpus.get(skipped..needed).ok_or_else(|| {
-        CliError::Usage(format!(
-            "--gpus-per-engine {count} needs {needed} GPUs or more for these engines, but \
-             {VISIBLE_GPUS} lists {}: {visible:?}",
-            gpus.len()
-        ))
-    })?;
-    Ok(Some(selected.iter().map(|gpu| (*gpu).to_owned()).collect()))
+    let what = format!("with --gpus-per-engine {count} these engines need");
+    check_gpu_count(needed as u32, &what, Some(visible))?;
+    let selected = listed(visible).skip(skipped).take(count).map(str::to_owned);
+    Ok(Some(selected.collect()))
+}
+
+/// Checks that `visible` lists at least `needed` GPUs. `what` begins the error.
+///
+/// # Errors
+/// [`CliError::Usage`] if it lists too few.
+pub(super) fn check_gpu_count(
+    needed: u32,
+    what: &str,
+    visible: Option<&str>,
+) -> Result<(), CliError> {
+    let Some(visible) = visible else { return Ok(()) };
+    let count = listed(visible).count();
+    if count >= needed as usize {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "{what} {needed} GPUs or more, but {VISIBLE_GPUS} lists {count}: {visible:?}"
+    )))
+}
+
+/// Returns the entries of [`VISIBLE_GPUS`].
+fn listed(visible: &str) -> impl Iterator<Item = &str> {
+    visible.split(',').map(str::trim).filter(|gpu| !gpu.is_empty())
 }
 
 #[cfg(test)]
@@ -63,7 +82,7 @@ mod tests {
     fn too_few_visible_gpus_are_refused() {
         for visible in ["4", "", "4,5,6"] {
             let error = select_gpus(1, Some(2), false, Some(visible)).unwrap_err().to_string();
-            assert!(error.contains("needs 4 GPUs") && error.contains(VISIBLE_GPUS), "{error}");
+            assert!(error.contains("need 4 GPUs") && error.contains(VISIBLE_GPUS), "{error}");
         }
     }
 

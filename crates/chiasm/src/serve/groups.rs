@@ -8,13 +8,15 @@ use chiasm_engine::group::{EngineGroup, MAX_GROUP_SIZE};
 use chiasm_types::Role;
 use serde_json::Value;
 
-use super::gpus::{VISIBLE_GPUS, select_gpus};
-use crate::cli::ServeArgs;
+use super::gpus::{VISIBLE_GPUS, check_gpu_count};
+use crate::cli::{EngineCounts, ServeArgs};
 use crate::error::CliError;
 use crate::vllm_flags::FlagArg;
 
 /// vLLM's flag for the size of groups, and its short form.
-const SIZE: [&str; 2] = ["--data-parallel-size", "-dp"];
+const GROUP_SIZE: [&str; 2] = ["--data-parallel-size", "-dp"];
+/// vLLM's flag for the way in which it starts the processes of an engine.
+const EXECUTOR: &str = "--distributed-executor-backend";
 /// The flags of vLLM that multiply the number of GPUs of one engine.
 const GPU_FACTORS: [&str; 3] =
     ["--tensor-parallel-size", "--pipeline-parallel-size", "--prefill-context-parallel-size"];
@@ -27,18 +29,23 @@ const EXPERTS: [&str; 4] =
 /// The maximum nesting of a configuration's sections: a text model inside a thinker inside a model.
 const MAX_SECTIONS: usize = 4;
 
+/// The reason why groups have no LoRA adapters (`prepare_finalize/naive_dp_ep.py` in vLLM).
+const LORA_REASON: &str = "adapters have slot numbers, which differ between engines: an expert on another engine would \
+     apply the wrong adapter";
+
 /// Flags of vLLM that groups do not support, with the reasons.
-const UNSUPPORTED: [(&str, &str); 3] = [
+const UNSUPPORTED: [(&str, &str); 5] = [
     ("--enable-elastic-ep", "the number of engines of a group can't change while they run"),
     (
         "--enable-fault-tolerance",
         "engines would wait for orders instead of ending; a group starts again as a whole",
     ),
+    ("--enable-lora", LORA_REASON),
     (
-        "--enable-lora",
-        "the engines of a group would apply each other's adapters: vLLM sends the number of a \
-         slot, which differs between them",
+        "--device-ids",
+        "each engine of a group has its own GPUs, taken in order from CUDA_VISIBLE_DEVICES",
     ),
+    ("--config", "Chiasm would not know its flags; give them after --"),
 ];
 
 /// Returns the number of engines in each group, as the flags behind `--` have it; 1 without groups.
@@ -48,7 +55,7 @@ const UNSUPPORTED: [(&str, &str); 3] = [
 pub(super) fn group_size(vllm_args: &[String]) -> Result<u16, CliError> {
     let Some(text) = flag_value(vllm_args, is_size) else { return Ok(1) };
     text.parse().ok().filter(|size| (1..=MAX_GROUP_SIZE).contains(size)).ok_or_else(|| {
-        CliError::Usage(format!("{} after -- must be from 1 to {MAX_GROUP_SIZE}", SIZE[0]))
+        CliError::Usage(format!("{} after -- must be from 1 to {MAX_GROUP_SIZE}", GROUP_SIZE[0]))
     })
 }
 
@@ -66,63 +73,73 @@ pub(super) fn without_group_size(vllm_args: &[String]) -> Vec<String> {
     others
 }
 
-/// Checks that groups can have the given flags.
+/// Checks that groups can have the given flags, and that the model's engines step together.
 ///
 /// # Errors
-/// [`CliError::Usage`] names a flag that groups do not support.
+/// [`CliError::Usage`] names a flag that groups do not support; [`CliError::File`] names a file of
+/// the model that can't be read.
 pub(super) fn check(args: &ServeArgs) -> Result<(), CliError> {
     let size = group_size(&args.vllm_args)?;
-    if size == 1 || args.launched().total() == 0 {
+    if size == 1 {
         return Ok(());
     }
     let refused = |what: &str, reason: &str| {
-        let flag = SIZE[0];
+        let flag = GROUP_SIZE[0];
         Err(CliError::Usage(format!("{what} is not supported with {flag} {size}: {reason}")))
     };
     let engines = &args.engines;
+    if !engines.attach.is_empty() {
+        return refused("--attach", "Chiasm starts all engines of a group");
+    }
+    let counts = engines.sim.clone().unwrap_or_else(|| args.launched());
+    if counts.total() == 0 {
+        return Ok(());
+    }
     if engines.keep_engines.is_some() {
         return refused("--keep-engines", "a group ends with this process");
     }
     if engines.share_gpu {
         return refused("--share-gpu", "the engines of a group start at the same time");
     }
-    if args.launched().roles().any(|role| role != Role::Aggregated) {
+    if counts.roles().any(|role| role != Role::Aggregated) {
         return refused("a role of engines", "the engines of a group compute whole requests");
     }
     let flags: Vec<_> = args.vllm_args.iter().filter_map(|arg| FlagArg::parse(arg)).collect();
     for (name, reason) in UNSUPPORTED {
-        if flags.iter().any(|flag| flag.matches(name)) {
+        // `--device` is a flag of its own in older releases.
+        if flags.iter().any(|flag| flag.matches(name) && flag.name != "--device") {
             return refused(name, reason);
         }
     }
+    if flag_value(&args.vllm_args, |arg| is_named(arg, EXECUTOR)) == Some("ray") {
+        return refused(&format!("{EXECUTOR} ray"), "Ray chooses the GPUs, not --device-ids");
+    }
     if args.lora.needs_adapters() {
-        return refused("LoRA", UNSUPPORTED[2].1);
+        return refused("LoRA", LORA_REASON);
     }
-    Ok(())
-}
-
-/// Creates a group of `size` engines.
-pub(super) fn group(args: &ServeArgs, size: u16) -> Arc<EngineGroup> {
-    EngineGroup::new(size, args.engines.engine_hang_timeout)
-}
-
-/// Returns the groups of launched engines; `None` if engines are on their own.
-///
-/// # Errors
-/// [`CliError::Usage`] for a model whose engines do not step together.
-pub(super) fn launched_groups(args: &ServeArgs) -> Result<Option<Vec<Arc<EngineGroup>>>, CliError> {
-    let size = group_size(&args.vllm_args)?;
-    if size == 1 {
-        return Ok(None);
-    }
-    if !has_experts(&args.model)? {
-        let flag = SIZE[0];
+    // The demo's model, which simulated engines often have, has no experts.
+    if engines.sim.is_none() && !has_experts(&args.model)? {
+        let flag = GROUP_SIZE[0];
         return Err(CliError::Usage(format!(
             "{flag} {size} is for models with experts: the engines of this one need nothing of \
              each other. Use --engines {size} instead"
         )));
     }
-    Ok(Some(args.launched().roles().map(|_| group(args, size)).collect()))
+    Ok(())
+}
+
+/// Returns the groups of these engines; `None` if engines are on their own.
+///
+/// # Errors
+/// [`CliError::Usage`] for a group size that is no number, or too large.
+pub(super) fn groups(
+    args: &ServeArgs,
+    engines: &EngineCounts,
+) -> Result<Option<Vec<Arc<EngineGroup>>>, CliError> {
+    let size = group_size(&args.vllm_args)?;
+    let max_silence = args.engines.engine_hang_timeout;
+    let group = |(index, _)| EngineGroup::new(index, size, max_silence);
+    Ok((size > 1).then(|| (0..).zip(engines.roles()).map(group).collect()))
 }
 
 /// Returns the GPUs of a rank of the group with this index, as `--device-ids`: indices into the
@@ -136,7 +153,11 @@ pub(super) fn gpus_of_rank(
     size: u16,
     rank: u16,
 ) -> Result<Option<Vec<String>>, CliError> {
-    let has_gpus = || GPU_DRIVERS.iter().any(|driver| Path::new(driver).exists());
+    let visible = std::env::var(VISIBLE_GPUS).ok();
+    let has_gpus = || {
+        visible.as_deref() != Some("")
+            && GPU_DRIVERS.iter().any(|driver| Path::new(driver).exists())
+    };
     let Some(count) = args
         .engines
         .gpus_per_engine
@@ -144,9 +165,7 @@ pub(super) fn gpus_of_rank(
     else {
         return Ok(None);
     };
-    // Only to check that there are enough.
-    let visible = std::env::var(VISIBLE_GPUS).ok();
-    select_gpus(index, Some(count), false, visible.as_deref())?;
+    check_gpu_count((index + 1) * count, "groups of engines need", visible.as_deref())?;
     let size = u32::from(size);
     if count % size != 0 {
         return Err(CliError::Usage(format!(
@@ -160,8 +179,9 @@ pub(super) fn gpus_of_rank(
 /// Returns the number of GPUs that one engine takes with these flags.
 fn gpus_per_rank(vllm_args: &[String]) -> u32 {
     let factor = |name: &&str| {
-        let is_factor = |arg: &str| FlagArg::parse(arg).is_some_and(|flag| flag.name == **name);
-        flag_value(vllm_args, is_factor).and_then(|text| text.parse().ok()).unwrap_or(1_u32)
+        flag_value(vllm_args, |arg| is_named(arg, name))
+            .and_then(|text| text.parse().ok())
+            .unwrap_or(1_u32)
     };
     GPU_FACTORS.iter().map(factor).fold(1, u32::saturating_mul)
 }
@@ -173,20 +193,33 @@ fn has_experts(model: &Path) -> Result<bool, CliError> {
     let text = std::fs::read(&path).map_err(read_error)?;
     let config: Value =
         serde_json::from_slice(&text).map_err(|error| read_error(std::io::Error::other(error)))?;
-    Ok(counts_experts(&config, MAX_SECTIONS))
+    Ok(has_experts_in(&config, MAX_SECTIONS))
 }
 
 /// Returns `true` if a section of a configuration, or a section inside it, has a number of experts.
-fn counts_experts(section: &Value, depth: usize) -> bool {
-    let Some(section) = section.as_object().filter(|_| depth > 0) else { return false };
+/// Sections may be in lists, such as `block_configs`.
+fn has_experts_in(section: &Value, depth: usize) -> bool {
     let count = |value: &Value| value.as_u64().or_else(|| value.get(0)?.as_u64());
-    EXPERTS.iter().any(|name| section.get(*name).and_then(count).is_some_and(|count| count > 0))
-        || section.values().any(|inner| counts_experts(inner, depth - 1))
+    let has_count = |name: &&str| section.get(*name).and_then(count).is_some_and(|it| it > 0);
+    match section {
+        _ if depth == 0 => false,
+        Value::Object(inner) => {
+            EXPERTS.iter().any(has_count)
+                || inner.values().any(|inner| has_experts_in(inner, depth - 1))
+        }
+        Value::Array(inner) => inner.iter().any(|inner| has_experts_in(inner, depth - 1)),
+        _ => false,
+    }
 }
 
 fn is_size(arg: &str) -> bool {
     let name = arg.split('=').next().unwrap_or_default().replace('_', "-");
-    SIZE.contains(&name.as_str())
+    GROUP_SIZE.contains(&name.as_str())
+}
+
+/// Returns `true` if an argument is this flag, or an abbreviation of it.
+fn is_named(arg: &str, name: &str) -> bool {
+    FlagArg::parse(arg).is_some_and(|flag| flag.matches(name))
 }
 
 /// Returns the value of the last flag that `is_flag` selects, written `--flag=value` or
@@ -227,8 +260,9 @@ mod tests {
     }
 
     #[test]
-    fn ranks_divide_gpus_of_their_group() {
+    fn gpus_are_multiplied_by_parallel_sizes() {
         assert_eq!(gpus_per_rank(&args("-tp 2 --pipeline-parallel-size=3 --dtype half")), 6);
+        assert_eq!(gpus_per_rank(&args("--tensor-par 4")), 4);
         assert_eq!(gpus_per_rank(&[]), 1);
     }
 
@@ -238,10 +272,11 @@ mod tests {
             (json!({"num_experts": 8}), true),
             (json!({"text_config": {"n_routed_experts": 64}}), true),
             (json!({"thinker_config": {"text_config": {"num_local_experts": [8, 8]}}}), true),
+            (json!({"block_configs": [{}, {"n_routed_experts": 8}]}), true),
             (json!({"num_experts": 0, "text_config": {"num_experts": null}}), false),
             (json!({"text_config": {"hidden_size": 8}}), false),
         ] {
-            assert_eq!(counts_experts(&config, MAX_SECTIONS), expected, "{config}");
+            assert_eq!(has_experts_in(&config, MAX_SECTIONS), expected, "{config}");
         }
     }
 }

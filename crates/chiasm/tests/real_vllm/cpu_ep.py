@@ -27,7 +27,7 @@ def register():
 
 
 def all_gatherv(self, input_, dim=0, sizes=None):
-    """Gathers the rows of all ranks, whose numbers `sizes` differ."""
+    """Gathers the rows of all ranks. `sizes` has each rank's number of rows."""
     assert dim == 0
     if isinstance(input_, (list, tuple)):
         return [all_gatherv(self, tensor, dim, sizes) for tensor in input_]

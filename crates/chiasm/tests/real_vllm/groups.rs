@@ -42,11 +42,12 @@ async fn group_matches_one_engine_and_restarts_as_a_whole() {
     assert_answers_match(&server, &requests, &reference).await;
     scenario_run::play_all(&server, "m", BLOCK_SIZE, 8).await;
     let inline = server.metric("chiasm_mm_transfer_total{mode=\"inline\"}").await;
-    assert_eq!(inline, 0.0, "images reach both engines through shared memory");
+    assert_eq!(inline, 0.0, "images reach engines through shared memory");
+    assert!(server.metric("chiasm_mm_transfer_total{mode=\"shm\"}").await > 0.0);
 
     let kills = std::env::var("CHIASM_TEST_GROUP_KILLS").map_or(2, |kills| kills.parse().unwrap());
-    for kill in 0..kills {
-        kill_one(&server, &requests[0], kill).await;
+    for round in 0..kills {
+        kill_one(&server, &requests[0], round).await;
         server.wait_ready(SIZE, STARTUP_TIMEOUT).await;
         assert_answers_match(&server, &requests[..1], &reference[..1]).await;
     }
@@ -93,12 +94,12 @@ fn serve(environment: &Environment, plugins: &Path) -> Server {
 
 /// Kills an engine: one that is idle, or one that computes beside a request of the other. Waits
 /// until the whole group has ended.
-async fn kill_one(server: &Server, request: &Value, kill: usize) {
+async fn kill_one(server: &Server, request: &Value, round: usize) {
     let names = ["worker_0", "worker_1"];
     let engines = names.map(|worker| engine_process(server, worker, PROCESSES[0]));
-    let is_idle = kill.is_multiple_of(2);
-    let kill = async {
-        let mut killed = kill / 2 % 2;
+    let is_idle = round.is_multiple_of(2);
+    let kill_rank = async {
+        let mut killed = round / 2 % 2;
         if !is_idle {
             let is_running = async || server.metric("chiasm_worker_running_requests").await == 1.0;
             wait_for("a running request", END_TIMEOUT, is_running).await;
@@ -113,12 +114,12 @@ async fn kill_one(server: &Server, request: &Value, kill: usize) {
         .await;
     };
     if is_idle {
-        kill.await;
+        kill_rank.await;
     } else {
         let mut long = request.clone();
         long["max_tokens"] = json!(1000);
         long["ignore_eos"] = json!(true);
-        let (answer, ()) = tokio::join!(server.chat(&long), kill);
+        let (answer, ()) = tokio::join!(server.chat(&long), kill_rank);
         assert_eq!(answer.status, 503, "there is no other engine");
     }
 }

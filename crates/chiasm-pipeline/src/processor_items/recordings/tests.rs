@@ -63,7 +63,9 @@ impl RecordingTest {
     }
 
     async fn prepare(&self, file: &[u8]) -> Result<Prepared, RequestError> {
-        self.test.prepare(conversation(&[file.to_vec()], json!({})), ClientSampling::default()).await
+        self.test
+            .prepare(conversation(&[file.to_vec()], json!({})), ClientSampling::default())
+            .await
     }
 
     /// The number of recordings that were planned, and that the processor made.

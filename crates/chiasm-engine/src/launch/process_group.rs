@@ -18,9 +18,9 @@ const MAX_KILL_ROUNDS: usize = 3;
 /// A process group, identified by the id of its first process. The system does not reuse the id
 /// while the group has members.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Group(pub(super) Pid);
+pub(super) struct ProcessGroup(pub(super) Pid);
 
-impl Group {
+impl ProcessGroup {
     /// Sends SIGTERM to all members.
     pub(super) fn terminate(self) {
         warn_if_failed(self, kill_process_group(self.0, Signal::TERM));
@@ -84,7 +84,7 @@ impl Group {
     }
 }
 
-fn warn_if_failed(group: Group, result: Result<(), Errno>) {
+fn warn_if_failed(group: ProcessGroup, result: Result<(), Errno>) {
     match result {
         Ok(()) | Err(Errno::SRCH) => {}
         Err(error) => tracing::warn!(%error, ?group, "signalling an engine failed"),
