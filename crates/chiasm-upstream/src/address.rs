@@ -14,6 +14,9 @@ const TRTLLM_BLOCK_SIZE: BlockSize = match BlockSize::new(32) {
     None => panic!("32 is not 0"),
 };
 
+/// The maximum number of engines of one server.
+const MAX_RANKS: u16 = 1024;
+
 /// The protocol of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
@@ -79,9 +82,28 @@ pub struct Upstream {
     pub(crate) api_key_file: Option<PathBuf>,
     /// A file with CA certificates, in place of the system's.
     pub(crate) ca_file: Option<PathBuf>,
+    /// The engine that gets the requests, of a server with several; `None` if the server chooses.
+    pub(crate) rank: Option<Rank>,
+}
+
+/// One of the engines of a server (`--data-parallel-size` of vLLM).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Rank {
+    /// The number of the engine among those of the server, from 0.
+    pub(crate) index: u16,
+    /// The number of the server's engines.
+    pub(crate) count: u16,
 }
 
 impl Upstream {
+    /// Returns one address for each engine of the server, if the operator has given their number,
+    /// or else this address.
+    pub fn per_engine(&self) -> Vec<Self> {
+        let Some(Rank { count, .. }) = self.rank else { return vec![self.clone()] };
+        let ranks = (0..count).map(|index| Rank { index, count });
+        ranks.map(|rank| Self { rank: Some(rank), ..self.clone() }).collect()
+    }
+
     /// Returns `true` if requests are forwarded to the server unchanged, or if that is possible
     /// because the kind of server is not detected yet.
     pub fn takes_messages(&self) -> bool {
@@ -115,7 +137,9 @@ pub enum UpstreamError {
     /// The address has an unknown option.
     #[error(
         "'{0}' is not an option: use model=NAME, api-key-file=FILE or ca-file=FILE, after \
-         vllm+http:// also mode=chat, after trtllm+http:// also block-size=N"
+         vllm+http:// also mode=chat or ranks=N (from 2 to {max}), after trtllm+http:// also \
+         block-size=N",
+        max = MAX_RANKS
     )]
     Option(String),
 }
@@ -148,7 +172,8 @@ impl FromStr for Upstream {
         if let Some(path) = without_v1 {
             base.set_path(&path);
         }
-        let mut upstream = Self { kind, base, model: None, api_key_file: None, ca_file: None };
+        let mut upstream =
+            Self { kind, base, model: None, api_key_file: None, ca_file: None, rank: None };
         for option in parts {
             match option.split_once('=') {
                 Some(("model", name)) if !name.is_empty() => upstream.model = Some(name.to_owned()),
@@ -161,8 +186,14 @@ impl FromStr for Upstream {
                         size.ok_or_else(|| UpstreamError::Option(option.to_owned()))?;
                     upstream.kind = Kind::Trtllm { block_size };
                 }
-                Some(("mode", "chat")) if kind == Kind::VllmTokens => {
+                Some(("mode", "chat")) if kind == Kind::VllmTokens && upstream.rank.is_none() => {
                     upstream.kind = Kind::VllmMessages
+                }
+                // vLLM's Responses API chooses an engine itself, so chat mode has no ranks.
+                Some(("ranks", count)) if upstream.kind == Kind::VllmTokens => {
+                    let count = count.parse().ok().filter(|count| (2..=MAX_RANKS).contains(count));
+                    let count = count.ok_or_else(|| UpstreamError::Option(option.to_owned()))?;
+                    upstream.rank = Some(Rank { index: 0, count });
                 }
                 Some(("ca-file", path)) if !path.is_empty() => upstream.ca_file = Some(path.into()),
                 _ => return Err(UpstreamError::Option(option.to_owned())),
@@ -173,9 +204,16 @@ impl FromStr for Upstream {
 }
 
 impl fmt::Display for Upstream {
-    /// Writes the address without its options.
+    /// Writes the address without its options, and the engine.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{}", self.kind.prefix(), self.base.as_str().trim_end_matches('/'))
+        write!(f, "{}{}", self.kind.prefix(), self.base.as_str().trim_end_matches('/'))?;
+        self.rank.map_or(Ok(()), |rank| write!(f, " ({rank})"))
+    }
+}
+
+impl fmt::Display for Rank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "rank {} of {}", self.index, self.count)
     }
 }
 
@@ -200,6 +238,11 @@ mod tests {
         );
         let chat: Upstream = "vllm+http://gpu1:8000,mode=chat".parse().unwrap();
         assert_eq!((chat.kind, chat.takes_messages()), (Kind::VllmMessages, true));
+        let ranks: Upstream = "vllm+http://gpu1:8000,ranks=2,model=m".parse().unwrap();
+        let ranks: Vec<String> = ranks.per_engine().iter().map(Upstream::to_string).collect();
+        let address = "vllm+http://gpu1:8000";
+        assert_eq!(ranks, [0, 1].map(|rank| format!("{address} (rank {rank} of 2)")));
+        assert_eq!(chat.per_engine(), std::slice::from_ref(&chat));
         let trtllm: Upstream = "trtllm+https://gpu1,block-size=64".parse().unwrap();
         assert_eq!(trtllm.kind, Kind::Trtllm { block_size: BlockSize::new(64).unwrap() });
         assert_eq!(trtllm.to_string(), "trtllm+https://gpu1");
@@ -234,6 +277,11 @@ mod tests {
                 "vllm+http://gpu1,mode=completion",
                 UpstreamError::Option("mode=completion".to_owned()),
             ),
+            ("vllm+http://gpu1,ranks=1", UpstreamError::Option("ranks=1".to_owned())),
+            ("vllm+http://gpu1,ranks=1025", UpstreamError::Option("ranks=1025".to_owned())),
+            ("vllm+http://gpu1,mode=chat,ranks=2", UpstreamError::Option("ranks=2".to_owned())),
+            ("vllm+http://gpu1,ranks=2,mode=chat", UpstreamError::Option("mode=chat".to_owned())),
+            ("http://gpu1,ranks=2", UpstreamError::Option("ranks=2".to_owned())),
             ("trtllm+http://gpu1,block-size=0", UpstreamError::Option("block-size=0".to_owned())),
             ("http://gpu1,mode=chat", UpstreamError::Option("mode=chat".to_owned())),
             ("http://gpu1,model=", UpstreamError::Option("model=".to_owned())),

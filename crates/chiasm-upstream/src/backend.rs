@@ -82,7 +82,7 @@ impl UpstreamBackend {
             return Err(JobError::NotTaken(death));
         }
         match &shared.mode {
-            Mode::Vllm => Ok(Box::new(begin_vllm(shared, job).await?)),
+            Mode::Vllm { .. } => Ok(Box::new(begin_vllm(shared, job).await?)),
             Mode::Sglang(rules) => Ok(Box::new(sglang::begin(shared, rules, job).await?)),
             Mode::Messages { .. } => {
                 Err(JobError::NotTaken(DeathReason::new("the server accepts only whole requests")))

@@ -123,17 +123,18 @@ impl UpstreamConnector {
         let Self { server, names, processor, largest_item, .. } = self;
         let (capabilities, mode, model) = match kind {
             Kind::VllmTokens => {
-                let info = VllmInfo::fetch(server, names, &locality).await?;
+                let info = VllmInfo::fetch(server, names, &locality, self.upstream.rank).await?;
                 check_accepts_tokens(server).await?;
                 let model = info.model.clone();
+                let engine = info.engine.map(|engine| engine.number);
                 (
                     info.into_token_mode(processor.clone(), largest_item, locality),
-                    Mode::Vllm,
+                    Mode::Vllm { engine },
                     Some(model),
                 )
             }
             Kind::VllmMessages => {
-                let info = VllmInfo::fetch(server, names, &locality).await?;
+                let info = VllmInfo::fetch(server, names, &locality, None).await?;
                 let model = info.model.clone();
                 let mode = Mode::Messages {
                     model: Some(model.name.clone()),

@@ -1,5 +1,7 @@
 //! Reads numbers from Prometheus' text format.
 
+use std::collections::BTreeSet;
+
 /// A line with a value.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sample<'a> {
@@ -28,28 +30,49 @@ pub(crate) fn samples(text: &str) -> impl Iterator<Item = Sample<'_>> {
     })
 }
 
-/// Returns the sum of a gauge over all its series; `None` if the gauge is missing. A server with
+impl Sample<'_> {
+    /// Returns the numeric value of a label.
+    fn label(&self, label: &str) -> Option<u64> {
+        let begin = format!("{label}=\"");
+        // None of the labels in use has a quote in its value.
+        let mut pairs = self.labels.split("\",");
+        let pair = pairs.find_map(|pair| pair.trim_start_matches(',').strip_prefix(&begin))?;
+        pair.trim_end_matches('"').parse().ok()
+    }
+}
+
+/// Returns the values of a gauge: of one engine, or of all engines of the server.
+fn values(text: &str, name: &str, engine: Option<u64>) -> impl Iterator<Item = f64> {
+    samples(text)
+        .filter(move |sample| sample.name == name)
+        .filter(move |sample| engine.is_none() || sample.label("engine") == engine)
+        .map(|sample| sample.value)
+}
+
+/// Returns the sum of a gauge over its series; `None` if the gauge is missing. A server with
 /// several engines reports one series per engine.
-pub(crate) fn sum(text: &str, name: &str) -> Option<f64> {
-    let mut values =
-        samples(text).filter(|sample| sample.name == name).map(|sample| sample.value).peekable();
+pub(crate) fn sum(text: &str, name: &str, engine: Option<u64>) -> Option<f64> {
+    let mut values = values(text, name, engine).peekable();
     values.peek().is_some().then(|| values.sum())
 }
 
-/// Returns the mean of a gauge over all its series; `None` if the gauge is missing.
-pub(crate) fn mean(text: &str, name: &str) -> Option<f64> {
-    let count = samples(text).filter(|sample| sample.name == name).count();
-    sum(text, name).map(|sum| sum / count as f64)
+/// Returns the mean of a gauge over its series; `None` if the gauge is missing.
+pub(crate) fn mean(text: &str, name: &str, engine: Option<u64>) -> Option<f64> {
+    let count = values(text, name, engine).count();
+    sum(text, name, engine).map(|sum| sum / count as f64)
+}
+
+/// Returns the numbers of the engines that report a gauge.
+pub(crate) fn engines(text: &str, name: &str) -> BTreeSet<u64> {
+    samples(text)
+        .filter(|sample| sample.name == name)
+        .filter_map(|sample| sample.label("engine"))
+        .collect()
 }
 
 /// Returns the numeric value of a metric's label.
 pub(crate) fn label(text: &str, name: &str, label: &str) -> Option<u64> {
-    let labels = samples(text).find(|sample| sample.name == name)?.labels;
-    let begin = format!("{label}=\"");
-    // None of the labels in use has a quote in its value.
-    let pair =
-        labels.split("\",").find_map(|pair| pair.trim_start_matches(',').strip_prefix(&begin))?;
-    pair.trim_end_matches('"').parse().ok()
+    samples(text).find(|sample| sample.name == name)?.label(label)
 }
 
 #[cfg(test)]
@@ -63,16 +86,26 @@ mod tests {
 
     #[test]
     fn metrics_are_found_by_name() {
+        let sum = |name| sum(TEXT, name, None);
         assert_eq!(
-            (sum(TEXT, "a"), mean(TEXT, "a"), sum(TEXT, "plain")),
+            (sum("a"), mean(TEXT, "a", None), sum("plain")),
             (Some(4.0), Some(2.0), Some(7.0))
         );
-        assert_eq!((sum(TEXT, "b"), sum(TEXT, "broken"), mean(TEXT, "b")), (None, None, None));
+        assert_eq!((sum("b"), sum("broken"), mean(TEXT, "b", None)), (None, None, None));
         assert_eq!(label(TEXT, "c:info", "block_size"), Some(16));
         assert_eq!(label(TEXT, "c:info", "num_gpu_blocks"), Some(1024));
         assert_eq!(
             (label(TEXT, "c:info", "size"), label(TEXT, "d", "num"), label(TEXT, "e", "num")),
             (None, None, None)
         );
+    }
+
+    #[test]
+    fn engines_are_told_apart() {
+        assert!(engines(TEXT, "a").into_iter().eq([0, 1]));
+        assert_eq!((sum(TEXT, "a", Some(1)), mean(TEXT, "a", Some(0))), (Some(1.0), Some(3.0)));
+        assert_eq!(sum(TEXT, "a", Some(2)), None);
+        // A series without an engine belongs to none.
+        assert_eq!((sum(TEXT, "plain", Some(0)), engines(TEXT, "plain").len()), (None, 0));
     }
 }

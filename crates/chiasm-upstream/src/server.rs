@@ -8,7 +8,9 @@ use bytes::{Bytes, BytesMut};
 use chiasm_backend::{DeathReason, JobError, PartialMessages};
 use hyper::http::uri::PathAndQuery;
 use hyper::{Method, Request, Uri};
-use reqwest::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER,
+};
 use reqwest::{Response, StatusCode};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
@@ -21,6 +23,10 @@ use crate::client::{Client, SendError, build_client, error_chain};
 use crate::events::Events;
 use crate::server_key::UpstreamKey;
 use crate::setup_error::{AuthoritiesError, SetupError};
+
+/// The header that selects one of a vLLM's engines, by its number among those of the server
+/// (`_get_data_parallel_rank` in `entrypoints/generate/base/serving.py`).
+const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// The maximum size of an answer that is read as a whole.
 const MAX_BODY_BYTES: usize = 16 << 20;
@@ -75,6 +81,8 @@ pub(crate) struct Server {
     client: Client,
     base: Uri,
     authorization: Option<Arc<UpstreamKey>>,
+    /// The number of the engine that gets the requests, of a server with several.
+    rank: Option<HeaderValue>,
     /// The unfinished long events of the server's answers.
     partial_messages: PartialMessages,
 }
@@ -98,6 +106,7 @@ impl Server {
                 .parse::<Uri>()
                 .map_err(|source| SetupError::Url { url: url.to_owned(), source })?,
             authorization: authorization.map(Arc::new),
+            rank: upstream.rank.map(|rank| HeaderValue::from(rank.index)),
             partial_messages: PartialMessages::default(),
         })
     }
@@ -129,6 +138,9 @@ impl Server {
         *request.body_mut() = body;
         request.headers_mut().extend(headers);
         request.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if let Some(rank) = &self.rank {
+            request.headers_mut().insert(RANK, rank.clone());
+        }
         self.send(request).await
     }
 

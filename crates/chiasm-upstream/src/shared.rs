@@ -15,7 +15,7 @@ use crate::gauges;
 use crate::server::{RequestError, Server, fault};
 use crate::sglang;
 use crate::trtllm;
-use crate::vllm_info::{METRICS, MODELS};
+use crate::vllm_info::{METRICS, MODELS, RUNNING};
 
 /// The interval between requests for a server's load, which are also liveness probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -26,7 +26,10 @@ const UNREACHABLE_TIMEOUT: Duration = Duration::from_secs(4);
 /// The protocol for requests to a server.
 pub(crate) enum Mode {
     /// A `vllm serve` that receives tokens.
-    Vllm,
+    Vllm {
+        /// The number of the engine that gets them; `None` if the server chooses one.
+        engine: Option<u64>,
+    },
     /// An SGLang that receives tokens.
     Sglang(sglang::RequestRules),
     /// A server that receives requests unchanged, except for the model's name.
@@ -48,11 +51,20 @@ pub(crate) struct Gauges {
 }
 
 impl Mode {
+    /// Returns the number of the server's engine that gets the requests; `None` if the server
+    /// chooses.
+    fn engine(&self) -> Option<u64> {
+        match self {
+            Self::Vllm { engine } => *engine,
+            Self::Sglang(_) | Self::Messages { .. } => None,
+        }
+    }
+
     /// Returns the names of the load metrics; `None` for a server that does not report its load.
     pub(crate) fn gauges(&self) -> Option<Gauges> {
         match self {
-            Self::Vllm | Self::Messages { is_vllm: true, .. } => Some(Gauges {
-                running: "vllm:num_requests_running",
+            Self::Vllm { .. } | Self::Messages { is_vllm: true, .. } => Some(Gauges {
+                running: RUNNING,
                 waiting: "vllm:num_requests_waiting",
                 kv_usage: "vllm:kv_cache_usage_perc",
             }),
@@ -179,7 +191,14 @@ impl Shared {
                     last_answer = Instant::now();
                     unreachable_since = None;
                     if let Some(gauges) = gauges {
-                        self.report_load(load(&String::from_utf8_lossy(&text), &gauges));
+                        let engine = self.mode.engine();
+                        match load(&String::from_utf8_lossy(&text), &gauges, engine) {
+                            Some(load) => self.report_load(load),
+                            // It was started again with other engines, faster than a probe.
+                            None => {
+                                return self.end(DeathReason::new("the server lacks the engine"));
+                            }
+                        }
                     }
                 }
                 // The server is alive. Its operator has to find out why it refuses the probe.
@@ -220,11 +239,16 @@ fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
     });
 }
 
-/// Parses a server's load from its metrics.
-fn load(text: &str, names: &Gauges) -> Load {
-    let sum = |name| gauges::sum(text, name).unwrap_or(0.0).max(0.0) as u64;
-    let kv_usage = gauges::mean(text, names.kv_usage).unwrap_or(0.0).clamp(0.0, 1.0);
-    server_load(sum(names.running), sum(names.waiting), kv_usage)
+/// Parses the load of a server, or of one of its engines, from the server's metrics. Returns `None`
+/// if it does not have the engine.
+fn load(text: &str, names: &Gauges, engine: Option<u64>) -> Option<Load> {
+    let sum = |name| gauges::sum(text, name, engine).map(|sum| sum.max(0.0) as u64);
+    let running = match sum(names.running) {
+        None if engine.is_some() => return None,
+        running => running.unwrap_or(0),
+    };
+    let kv_usage = gauges::mean(text, names.kv_usage, engine).unwrap_or(0.0).clamp(0.0, 1.0);
+    Some(server_load(running, sum(names.waiting).unwrap_or(0), kv_usage))
 }
 
 /// Returns the load of a server that reports only these values.

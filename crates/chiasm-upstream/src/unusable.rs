@@ -30,6 +30,12 @@ pub(crate) enum Unusable {
     /// The server does not refuse an empty request as expected.
     #[error("/{path} returned {status} for an empty request")]
     EmptyRequest { status: u16, path: &'static str },
+    /// A vLLM that does not have the expected number of engines.
+    #[error(
+        "it has {found} engines (vllm:num_requests_running of /metrics), not {expected}: \
+             correct ranks={expected} after its address"
+    )]
+    OtherRanks { found: usize, expected: u16 },
     /// A vLLM that does not report its block size.
     #[error("it does not report its block size (vllm:cache_config_info of /metrics)")]
     NoBlockSize,
@@ -65,6 +71,7 @@ impl Unusable {
             | Self::NoTokens
             | Self::NotSglang
             | Self::EmptyRequest { .. }
+            | Self::OtherRanks { .. }
             | Self::NoBlockSize
             | Self::NoPageSize
             | Self::GeneratesNothing

@@ -11,6 +11,7 @@ use chiasm_backend::{
 use chiasm_types::{BlockSize, Role};
 use serde::Deserialize;
 
+use crate::address::Rank;
 use crate::encoder_cache::encoder_cache_tokens;
 use crate::gauges;
 use crate::models::{Models, Names, ServedModel};
@@ -21,6 +22,8 @@ use crate::unusable::Unusable;
 /// The path for generating from tokens.
 pub(crate) const GENERATE: &str = "inference/v1/generate";
 pub(crate) const METRICS: &str = "metrics";
+/// The gauge of running requests, which every engine has from its start.
+pub(crate) const RUNNING: &str = "vllm:num_requests_running";
 const VERSION: &str = "version";
 pub(crate) const MODELS: &str = "v1/models";
 const EVENT_SOURCES: &str = "kv_event_sources";
@@ -32,8 +35,35 @@ pub(crate) struct VllmInfo {
     pub(crate) model: ServedModel,
     pub(crate) max_model_len: usize,
     pub(crate) block_size: BlockSize,
+    /// The blocks of the engine, or of all engines together.
     pub(crate) total_blocks: u64,
     pub(crate) kv: KvSource,
+    /// The engine that gets the requests; `None` if the server chooses.
+    pub(crate) engine: Option<ServerEngine>,
+}
+
+/// One engine of a server with several.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServerEngine {
+    rank: Rank,
+    /// The engine's number among those of all servers of the group, which begins at
+    /// `--data-parallel-start-rank`. Metrics and KV events have it.
+    pub(crate) number: u64,
+}
+
+impl ServerEngine {
+    /// Finds the engine of a rank in a server's metrics.
+    ///
+    /// # Errors
+    /// Returns [`Unusable::OtherRanks`] if the server has another number of engines.
+    fn find(metrics: &str, rank: Rank) -> Result<Self, Unusable> {
+        // A request names an engine by its position in the order of numbers.
+        let engines = gauges::engines(metrics, RUNNING);
+        match engines.iter().nth(rank.index.into()) {
+            Some(&number) if engines.len() == usize::from(rank.count) => Ok(Self { rank, number }),
+            _ => Err(Unusable::OtherRanks { found: engines.len(), expected: rank.count }),
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -61,6 +91,7 @@ impl VllmInfo {
         server: &Server,
         names: &Names,
         locality: &Locality,
+        rank: Option<Rank>,
     ) -> Result<Self, Unusable> {
         let Version { version } = parse_json(&server.get(VERSION).await?, VERSION)?;
         let models: Models = parse_json(&server.get(MODELS).await?, MODELS)?;
@@ -71,8 +102,9 @@ impl VllmInfo {
         let block_size =
             setting("block_size").and_then(|size| BlockSize::new(size.try_into().ok()?));
         let block_size = block_size.ok_or(Unusable::NoBlockSize)?;
+        let engine = rank.map(|rank| ServerEngine::find(&metrics, rank)).transpose()?;
         let kv = match server.get(EVENT_SOURCES).await {
-            Ok(body) => kv_source(&parse_json(&body, EVENT_SOURCES)?, locality),
+            Ok(body) => kv_source(&parse_json(&body, EVENT_SOURCES)?, engine.as_ref(), locality),
             // vLLM has this path since 0.31.
             Err(RequestError::Refused { .. }) => {
                 unknown_kv("it does not report the endpoint of its KV events (/kv_event_sources)")
@@ -84,8 +116,11 @@ impl VllmInfo {
             model,
             max_model_len,
             block_size,
-            total_blocks: setting("num_gpu_blocks").unwrap_or(0),
+            // The server reports the sum of its engines.
+            total_blocks: setting("num_gpu_blocks").unwrap_or(0)
+                / rank.map_or(1, |rank| rank.count.into()),
             kv,
+            engine,
         })
     }
 
@@ -132,7 +167,10 @@ impl VllmInfo {
     ) -> Capabilities {
         let ModeCapabilities { name, placeholders, supports, input } = mode;
         Capabilities {
-            engine: format!("vllm serve {}, {name} mode", self.version),
+            engine: match &self.engine {
+                Some(engine) => format!("vllm serve {}, {}", self.version, engine.rank),
+                None => format!("vllm serve {}, {name} mode", self.version),
+            },
             class: PlanClass {
                 processor,
                 // The server receives files, and reports what became of them only afterwards.
@@ -207,21 +245,28 @@ pub(crate) fn unknown_kv(why: &str) -> KvSource {
     KvSource::Unknown { why: why.to_owned() }
 }
 
-/// Returns the source of a server's KV events. A server with several engines picks one per request,
-/// so the blocks of one engine are a poor prediction for the next request.
-fn kv_source(sources: &BTreeMap<String, EventSource>, locality: &Locality) -> KvSource {
-    let source = match sources.values().collect::<Vec<_>>()[..] {
-        [] => return unknown_kv("it publishes no KV events (--kv-events-config)"),
-        [source] => source,
-        _ => {
-            return unknown_kv(
-                "it has several engines (--data-parallel-size) and selects one by itself",
-            );
-        }
-    };
-    if source.enable_kv_cache_events == Some(false) {
-        return unknown_kv("it publishes no KV events (--kv-events-config)");
+/// Returns the source of KV events: of one engine, or of the server's only one. If the server picks
+/// an engine per request, the blocks of one are a poor prediction for the next request.
+fn kv_source(
+    sources: &BTreeMap<String, EventSource>,
+    engine: Option<&ServerEngine>,
+    locality: &Locality,
+) -> KvSource {
+    if engine.is_none() && sources.len() > 1 {
+        let count = sources.len();
+        return unknown_kv(&format!(
+            "it has {count} engines (--data-parallel-size) and selects one by itself; with \
+             ranks={count} after a vllm+ address, Chiasm does"
+        ));
     }
+    let source = match engine {
+        Some(engine) => sources.get(&engine.number.to_string()),
+        None => sources.values().next(),
+    };
+    let source = source.filter(|source| source.enable_kv_cache_events != Some(false));
+    let Some(source) = source else {
+        return unknown_kv("it publishes no KV events (--kv-events-config)");
+    };
     let stream = KvEventStream::for_locality(
         &source.endpoint,
         source.replay_endpoint.as_deref(),

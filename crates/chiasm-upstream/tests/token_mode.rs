@@ -60,6 +60,18 @@ impl Server {
     }
 
     async fn start(takes_tokens: bool, requires_key: bool, answer: Answer) -> Self {
+        Self::start_with(1, takes_tokens, requires_key, answer).await
+    }
+
+    /// Starts a stand-in with `engines` engines, whose numbers begin at 4 if there are several.
+    async fn start_with(
+        engines: u16,
+        takes_tokens: bool,
+        requires_key: bool,
+        answer: Answer,
+    ) -> Self {
+        let first = if engines > 1 { 4 } else { 0 };
+        let numbers = first..first + engines;
         let _ = rustls::crypto::ring::default_provider().install_default();
         let state = Arc::new(ServerState {
             answer,
@@ -67,17 +79,31 @@ impl Server {
             requires_key,
             is_slow: AtomicBool::new(false),
         });
-        let metrics = "vllm:num_requests_running{engine=\"0\"} 3.0\n\
-                       vllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
-                       vllm:cache_config_info{block_size=\"16\",num_gpu_blocks=\"100\"} 1.0\n";
+        let loads = numbers.clone().map(|number| {
+            let running = number - first + 3;
+            format!(
+                "vllm:num_requests_running{{engine=\"{number}\"}} {running}.0\n\
+                 vllm:kv_cache_usage_perc{{engine=\"{number}\"}} 0.5\n"
+            )
+        });
+        let metrics: String = loads.collect();
+        let metrics = format!(
+            "{metrics}vllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"100\"}} 1.0\n"
+        );
         let models = json!({"data": [
             {"id": "lora", "owned_by": "vllm", "parent": "m", "max_model_len": null},
             {"id": "m", "owned_by": "vllm", "parent": null, "max_model_len": 4096},
         ]});
-        let sources = json!({"0": {
-            "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": "tcp://*:5557",
-            "replay_endpoint": "tcp://*:5558", "topic": "",
-        }});
+        let sources = numbers.map(|number| {
+            let [endpoint, replay] =
+                [5557, 5558].map(|port| format!("tcp://*:{}", port + 10 * number));
+            let source = json!({
+                "enable_kv_cache_events": true, "publisher": "zmq", "endpoint": endpoint,
+                "replay_endpoint": replay, "topic": "",
+            });
+            (number.to_string(), source)
+        });
+        let sources = Value::Object(sources.collect());
         let mut app = Router::new()
             .route("/below/version", get(async || axum::Json(json!({"version": "0.33.0"}))))
             .route(
@@ -129,10 +155,7 @@ impl Server {
     }
 }
 
-async fn serve_metrics(
-    State(state): State<Arc<ServerState>>,
-    metrics: &'static str,
-) -> &'static str {
+async fn serve_metrics(State(state): State<Arc<ServerState>>, metrics: String) -> String {
     if state.is_slow.load(Relaxed) { std::future::pending().await } else { metrics }
 }
 
@@ -227,6 +250,43 @@ async fn capabilities_come_from_the_server() {
     }));
     let load = tokio::task::spawn_blocking(move || load.recv_timeout(SOON)).await.unwrap().unwrap();
     assert_eq!((load.running, load.waiting, load.kv_usage), (3, 0, 0.5));
+}
+
+#[tokio::test]
+async fn each_engine_of_a_server_is_a_worker() {
+    let answer: Answer = Box::new(|| events(&[tokens(0, &[5], Some("length")), usage(0)]));
+    let server = Server::start_with(2, true, false, answer).await;
+    let ranks = format!("{},ranks=2", server.url).parse::<Upstream>().unwrap().per_engine();
+    assert_eq!(ranks.len(), 2);
+    for (rank, upstream) in ranks.into_iter().enumerate() {
+        let backend = server.connect_to(upstream, LargestItem::unknown()).await.unwrap();
+        let capabilities = backend.capabilities();
+        assert_eq!(capabilities.engine, format!("vllm serve 0.33.0, rank {rank} of 2"));
+        assert_eq!(capabilities.total_blocks, 50);
+        let KvSource::Events(stream) = &capabilities.kv else { panic!("{:?}", capabilities.kv) };
+        let replay = format!("tcp://127.0.0.1:{}", 5598 + 10 * rank);
+        assert_eq!(stream.replay_endpoint, Some(replay));
+        let (_, error) = run(&*backend, job(sampling())).await;
+        assert!(error.is_none(), "{error:?}");
+        let (headers, _) = server.requests().remove(0);
+        // The position among the engines of this server, not the number.
+        assert_eq!(headers["x-data-parallel-rank"], rank.to_string());
+        let (sender, load) = std::sync::mpsc::channel();
+        backend.follow_load(Box::new(move |load| {
+            let _ = sender.send(load);
+        }));
+        let load = tokio::task::spawn_blocking(move || load.recv_timeout(SOON)).await.unwrap();
+        assert_eq!(load.unwrap().running, 3 + rank as u64);
+    }
+    let error = server.connect(",ranks=3").await.unwrap_err();
+    assert!(error.contains("it has 2 engines"), "{error}");
+    // Without their number, the server chooses.
+    let backend = server.connect("").await.unwrap();
+    let KvSource::Unknown { why } = &backend.capabilities().kv else { panic!("events") };
+    assert!(why.contains("with ranks=2 after"), "{why}");
+    run(&*backend, job(sampling())).await;
+    let (headers, _) = server.requests().remove(0);
+    assert!(!headers.contains_key("x-data-parallel-rank"));
 }
 
 #[tokio::test]

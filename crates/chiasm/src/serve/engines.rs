@@ -255,11 +255,13 @@ pub(super) fn upstreams(args: &ServeArgs, model: &Arc<ServedModel>) -> Result<Up
     let mut upstreams = Upstreams::default();
     for upstream in &args.engines.upstream {
         // Workers of Dynamo are added when they are discovered.
-        let UpstreamArg::Server(upstream) = upstream else { continue };
-        let connector = upstream_connector(upstream, model.processor())?
-            .with_largest_item(model.largest_item(AcceptedMedia::ALL));
-        upstreams.keys.extend(connector.key());
-        upstreams.connectors.push(Box::new(connector.with_names(names.clone())));
+        let UpstreamArg::Server(server) = upstream else { continue };
+        for upstream in server.per_engine() {
+            let connector = upstream_connector(&upstream, model.processor())?
+                .with_largest_item(model.largest_item(AcceptedMedia::ALL));
+            upstreams.keys.extend(connector.key());
+            upstreams.connectors.push(Box::new(connector.with_names(names.clone())));
+        }
     }
     Ok(upstreams)
 }

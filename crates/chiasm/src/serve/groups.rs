@@ -30,8 +30,8 @@ const EXPERTS: [&str; 4] =
 const MAX_SECTIONS: usize = 4;
 
 /// The reason why groups have no LoRA adapters (`prepare_finalize/naive_dp_ep.py` in vLLM).
-const LORA_REASON: &str = "adapters have slot numbers, which differ between engines: an expert on another engine would \
-     apply the wrong adapter";
+const LORA_REASON: &str =
+    "slots of adapters differ between engines, and experts would apply the wrong adapter";
 
 /// Flags of vLLM that groups do not support, with the reasons.
 const UNSUPPORTED: [(&str, &str); 5] = [

@@ -5,9 +5,26 @@ use std::time::Duration;
 use chiasm::scenarios::STORM;
 use serde_json::{Value, json};
 
-use super::environment::{BLOCK_SIZE, Environment, Reference, STARTUP_TIMEOUT};
+use super::environment::{BLOCK_SIZE, ENGINES, Environment, Reference, STARTUP_TIMEOUT};
 use super::requests::{assert_answers_match, image, text};
 use crate::support::{Server, scenario_run, wait_for};
+
+/// The option for a server with two engines.
+const TWO_RANKS: &str = ",ranks=2";
+
+/// The engines of one server are workers, and knowledge of each one's cache is exact.
+#[tokio::test]
+#[ignore = "needs vLLM: `cargo xtask test` runs it"]
+async fn each_engine_of_one_server_is_a_worker() {
+    const MODEL: &str = "qwen2vl";
+    let _alone = ENGINES.lock().await;
+    let environment = Environment::read();
+    let server = environment.reference(MODEL, &["--data-parallel-size", "2"]);
+    server.wait_healthy().await;
+    let frontend = serve(&environment, MODEL, &[&server], TWO_RANKS).await;
+    scenario_run::play_all(&frontend, "m", BLOCK_SIZE, 8).await;
+    assert_predictions_exact(&frontend).await;
+}
 
 /// Starts a frontend of these servers. `options` are appended to each `--upstream`. Without
 /// options, the frontend detects that the servers are vLLM.
@@ -25,7 +42,8 @@ async fn serve(
     }
     let args: Vec<&str> = args.iter().map(AsRef::as_ref).collect();
     let frontend = Server::start(&args);
-    frontend.wait_ready(servers.len() as u64, STARTUP_TIMEOUT).await;
+    let engines = if options == TWO_RANKS { 2 } else { 1 };
+    frontend.wait_ready(engines * servers.len() as u64, STARTUP_TIMEOUT).await;
     frontend
 }
 
