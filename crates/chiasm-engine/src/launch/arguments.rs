@@ -256,6 +256,25 @@ mod tests {
         assert_eq!(spec.arguments().unwrap(), expected);
     }
 
+    #[test]
+    fn engine_of_a_group_gets_its_rank_and_gpus() {
+        let spec = LaunchSpec {
+            place: Some(GroupPlace { size: 4, rank: 2 }),
+            gpus: Some(vec!["4".to_owned(), "5".to_owned()]),
+            ..spec()
+        };
+        let arguments = spec.arguments().unwrap();
+        let value = |flag| {
+            let mut pairs = arguments.windows(2).filter(|pair| pair[0] == flag);
+            (pairs.next().map(|pair| pair[1].clone()), pairs.count())
+        };
+        for (flag, expected) in
+            [("--data-parallel-size", "4"), ("--data-parallel-rank", "2"), ("--device-ids", "4,5")]
+        {
+            assert_eq!(value(flag), (Some(expected.to_owned()), 0), "{flag}");
+        }
+    }
+
     /// If this test fails for a new version of vLLM, add its flags to one of the lists, according
     /// to the code that reads them in vLLM's Python.
     #[test]

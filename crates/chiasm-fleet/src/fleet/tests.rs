@@ -80,10 +80,16 @@ async fn dead_backend_is_replaced_after_initial_pause() {
 /// A connector whose backends record how they end.
 struct RecordingConnector {
     connector: FakeConnector,
-    ends: Arc<std::sync::Mutex<Vec<&'static str>>>,
+    max_silence: Option<Duration>,
+    ends: Ends,
 }
 
-struct RecordingLifecycle(Arc<std::sync::Mutex<Vec<&'static str>>>);
+type Ends = Arc<std::sync::Mutex<Vec<&'static str>>>;
+
+struct RecordingLifecycle {
+    max_silence: Option<Duration>,
+    ends: Ends,
+}
 
 impl Connector for RecordingConnector {
     fn connect(
@@ -93,7 +99,10 @@ impl Connector for RecordingConnector {
     ) -> BoxFuture<'_, Result<Connected, ConnectError>> {
         async move {
             let Connected { backend, .. } = self.connector.connect(worker, observer).await?;
-            Ok(Connected { backend, lifecycle: Box::new(RecordingLifecycle(self.ends.clone())) })
+            let Self { max_silence, ends, .. } = self;
+            let lifecycle =
+                RecordingLifecycle { max_silence: *max_silence, ends: ends.clone() };
+            Ok(Connected { backend, lifecycle: Box::new(lifecycle) })
         }
         .boxed()
     }
@@ -116,13 +125,17 @@ impl BackendLifecycle for RecordingLifecycle {
         async { None }.boxed()
     }
 
+    fn max_silence(&self) -> Option<Duration> {
+        self.max_silence
+    }
+
     fn stop(self: Box<Self>) -> BoxFuture<'static, ()> {
-        self.0.lock().unwrap().push("stopped");
+        self.ends.lock().unwrap().push("stopped");
         async {}.boxed()
     }
 
     fn detach(self: Box<Self>) -> BoxFuture<'static, ()> {
-        self.0.lock().unwrap().push("detached");
+        self.ends.lock().unwrap().push("detached");
         async {}.boxed()
     }
 }
@@ -133,7 +146,7 @@ async fn dead_backend_is_stopped_live_one_detached() {
     let ends = Arc::default();
     let connector = FakeConnector::new([Ok(first.clone()), Ok(FakeBackend::new())]);
     let connector: Box<dyn Connector> =
-        Box::new(RecordingConnector { connector, ends: Arc::clone(&ends) });
+        Box::new(RecordingConnector { connector, max_silence: None, ends: Arc::clone(&ends) });
     let fleet =
         Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
     assert!(fleet.wait_ready(1).await);
@@ -145,6 +158,26 @@ async fn dead_backend_is_stopped_live_one_detached() {
     fleet.abort_requests("shutting down");
     fleet.shutdown().await;
     assert_eq!(*ends.lock().unwrap(), ["stopped", "detached"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn engine_ends_after_its_maximum_silence() {
+    let first = FakeBackend::new();
+    let ends = Arc::default();
+    let connector = FakeConnector::new([Ok(first.clone()), Ok(FakeBackend::new())]);
+    let max_silence = Some(Duration::from_secs(60));
+    let connector = RecordingConnector { connector, max_silence, ends: Arc::clone(&ends) };
+    let connector: Box<dyn Connector> = Box::new(connector);
+    let fleet =
+        Fleet::start(vec![connector], RouterConfig::default(), Patience::default()).unwrap();
+    assert!(fleet.wait_ready(1).await);
+    for (seconds, expected) in [(50, &[][..]), (70, &["stopped"])] {
+        first.set_silent(true);
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        first.set_silent(false);
+        assert_eq!(*ends.lock().unwrap(), expected, "silent for {seconds} s");
+    }
+    assert!(fleet.wait_ready(1).await);
 }
 
 /// A connector that panics at the first connection.
