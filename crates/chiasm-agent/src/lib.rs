@@ -5,8 +5,8 @@
 //! each of its engines as a [`Backend`](chiasm_backend::Backend), over gRPC.
 //!
 //! Jobs are sent as tokens, and media items as encoded files, once for all engines of the machine.
-//! Planned videos are sent as cuts: the parts of their files that the wanted frames need. Items that
-//! only the frontend can process are sent as tensors, and so are images if that is faster than
+//! Planned videos are sent as cuts: the parts of their files that the wanted frames need. Items
+//! that only the frontend can process are sent as tensors, and so are images if that is faster than
 //! waiting for the agent to process them. Tensors are sent in messages, or read from the frontend's
 //! memory by NIXL.
 //!

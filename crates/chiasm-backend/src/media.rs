@@ -33,7 +33,7 @@ pub trait MediaSource: Send + Sync {
         None
     }
 
-    /// Returns the item as a video that another machine can decode from a cut. `None` if it is none.
+    /// Returns the item as a video that another machine can decode from a cut, if it is one.
     fn cuttable(&self) -> Option<&dyn CuttableVideo> {
         None
     }

@@ -13,6 +13,7 @@ use chiasm_backend::{
 };
 use chiasm_fleet::PresentClass;
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia, ImageHeader, MediaHeader};
+use chiasm_metrics::{PipelineMetrics, Stage};
 use chiasm_types::{MmHash, Modality};
 use chiasm_vision::{
     ImageKwargs, ImagePlan, ImageSize, Parallelism, PixelFormat, RgbView, VisionModel,
@@ -26,7 +27,6 @@ use super::error::RequestError;
 use super::item::ItemPlan;
 use super::plans::PlanCache;
 use super::processed::{ProcessedMedia, TensorKey, TensorWriter, pixel_format, to_field};
-use crate::metrics::{PipelineMetrics, Stage};
 use crate::model::ServedModel;
 use chiasm_cpu::{AnnouncedWork, CpuBudget, CpuPool, Ticket, price, work_size};
 

@@ -12,7 +12,6 @@
 //! |---|---|
 //! | `request_context` | a request's identity, client, budget and attempts |
 //! | `pipeline` | the state that all requests share |
-//! | `metrics` | metrics for Prometheus |
 //! | `last_route` | the latest route of a request, for its log line |
 //! | `observer` | the observer of routes, such as the live page |
 //! | `prepare` | turns a parsed request into routable prompts |
@@ -54,7 +53,6 @@ mod item;
 mod last_route;
 mod limits;
 mod machine;
-mod metrics;
 pub mod model;
 mod observer;
 mod opening;
@@ -76,6 +74,10 @@ mod text_logprobs;
 mod tokenize;
 mod video;
 
+pub use chiasm_metrics::{
+    CacheStats, FinishedLabel, LatencyCounts, LatencyHistogram, MediaState, Objectives,
+    PipelineMetrics, PromptTokens, Retry, Stage, by_source,
+};
 pub use deadlines::{Deadline, Deadlines, within};
 pub use error::{Cause, RequestError};
 pub use forward::{
@@ -88,10 +90,6 @@ pub use limits::{ItemLimits, PipelineLimits};
 pub use machine::{
     CheckedJob, CutError, CutFailure, FetchFailure, ItemError, ItemOrigin, MachineMedia, PlanError,
     PlannedItem, PutError, RequestItem, RequestReason,
-};
-pub use metrics::{
-    CacheStats, FinishedLabel, LatencyCounts, LatencyHistogram, MediaState, Objectives,
-    PipelineMetrics, PromptTokens, Retry, Stage, by_source,
 };
 pub use observer::{ExplainedPlan, PageEntries, RouteObserver};
 pub use opening::check_counts;

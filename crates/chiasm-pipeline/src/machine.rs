@@ -22,6 +22,7 @@ use chiasm_backend::{
 use chiasm_fleet::{Fleet, PresentClass, Worker, keys_for, spans};
 use chiasm_kv::{BlockKey, PromptBlocks};
 use chiasm_media::{ChargedBuffer, ContentHash, EncodedMedia, MediaLoader};
+use chiasm_metrics::PipelineMetrics;
 use chiasm_types::{MmHash, Modality, Placeholder, TokenId, TokenRun};
 use chiasm_vision::{ImagePlan, ImageSize, PixelFormat};
 use futures_util::future::{BoxFuture, FutureExt, try_join_all};
@@ -30,7 +31,6 @@ use serde_json::{Map, Value};
 use super::error::{Cause, RequestError};
 use super::image::{ImageSettings, Images, TensorsError, find_pixels};
 use super::limits::PipelineLimits;
-use super::metrics::PipelineMetrics;
 use super::prepare::check_tokens;
 use super::processed::{ProcessedMedia, TensorKey};
 use super::processor_items::{VllmProcessorOptions, VllmProcessors};

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use chiasm_fleet::Fleet;
 use chiasm_media::{EncodedMedia, MediaHeader, MediaLoader};
+use chiasm_metrics::{MediaState, Objectives, PipelineMetrics};
 use chiasm_prompt::ChatTemplate;
 use chiasm_request::MediaKwargs;
 use chiasm_router::WorkerSnapshot;
@@ -13,7 +14,6 @@ use super::displaced::Displaced;
 use super::error::RequestError;
 use super::image::Images;
 use super::limits::PipelineLimits;
-use super::metrics::{MediaState, Objectives, PipelineMetrics};
 use super::observer::RouteObserver;
 use super::processed::ProcessedMedia;
 use super::processor_items::{VllmProcessorOptions, VllmProcessors};

@@ -21,6 +21,7 @@ use chiasm_backend::{MediaSource, PlanClass};
 use chiasm_fleet::PresentClass;
 use chiasm_limit::KeyedLimiter;
 use chiasm_media::{ByteBudget, Charge, ContentHash, EncodedMedia};
+use chiasm_metrics::{PipelineMetrics, Stage};
 use chiasm_processor::{
     Greeting, ItemCall, ItemOutput, ItemValue, Processor, ProcessorOptions, PromptUpdate,
 };
@@ -34,7 +35,6 @@ use tokio::time::Instant;
 
 use super::error::RequestError;
 use super::item::ItemPlan;
-use crate::metrics::{PipelineMetrics, Stage};
 use chiasm_cpu::{CpuBudget, CpuPool, price};
 
 pub(crate) use conversation::conversation;

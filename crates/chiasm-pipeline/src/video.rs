@@ -17,6 +17,7 @@ use chiasm_backend::{PlanClass, VllmItems};
 use chiasm_fleet::PresentClass;
 use chiasm_limit::KeyedLimiter;
 use chiasm_media::{ByteBudget, ContentHash, EncodedMedia};
+use chiasm_metrics::PipelineMetrics;
 use chiasm_request::MediaKwargs;
 use chiasm_types::{MmHash, Modality, TokenId, VllmVersion};
 use chiasm_vision::{PixelFormat, VideoModel, VideoRequest};
@@ -28,7 +29,6 @@ use super::error::RequestError;
 use super::item::ItemPlan;
 use super::processed::ProcessedMedia;
 use super::processor_items::VllmProcessors;
-use crate::metrics::PipelineMetrics;
 use crate::model::ServedModel;
 use chiasm_cpu::{CpuBudget, CpuPool, price};
 

@@ -100,8 +100,7 @@ impl Connector for RecordingConnector {
         async move {
             let Connected { backend, .. } = self.connector.connect(worker, observer).await?;
             let Self { max_silence, ends, .. } = self;
-            let lifecycle =
-                RecordingLifecycle { max_silence: *max_silence, ends: ends.clone() };
+            let lifecycle = RecordingLifecycle { max_silence: *max_silence, ends: ends.clone() };
             Ok(Connected { backend, lifecycle: Box::new(lifecycle) })
         }
         .boxed()

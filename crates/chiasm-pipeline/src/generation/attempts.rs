@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use chiasm_backend::{DeathReason, InputForm, JobError};
 use chiasm_fleet::{Worker, WorkerFault};
+use chiasm_metrics::Retry;
 use chiasm_types::WorkerId;
 use tokio::time::Instant;
 
 use crate::Pipeline;
 use crate::deadlines::{Deadline, within};
 use crate::error::{Cause, RequestError};
-use crate::metrics::Retry;
 use crate::past_attempts::Attempts;
 use crate::prepare::Prepared;
 use crate::retries::MAX_MOVES;

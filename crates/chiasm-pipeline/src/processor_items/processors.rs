@@ -7,13 +7,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use chiasm_backend::VllmItems;
 use chiasm_fleet::{PresentClass, PresentClasses};
 use chiasm_media::ByteBudget;
+use chiasm_metrics::PipelineMetrics;
 use chiasm_processor::{ProcessorError, ProcessorOptions};
 use chiasm_types::VllmVersion;
 
 use super::super::error::RequestError;
 use super::start::Start;
 use super::{ReleaseProcessor, VideoSlots, VllmProcessorOptions, max_embeds};
-use crate::metrics::PipelineMetrics;
 use chiasm_cpu::CpuPool;
 
 /// vLLM's own processors of one served model.

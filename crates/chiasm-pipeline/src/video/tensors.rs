@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use chiasm_backend::{FieldValue, ItemField, TensorBytes, TensorRequest};
 use chiasm_fleet::PresentClass;
+use chiasm_metrics::Stage;
 use chiasm_processor::Processor;
 use chiasm_types::{Dtype, MmHash, TensorField};
 use tokio::time::Instant;
@@ -12,7 +13,6 @@ use tokio::time::Instant;
 use super::VideoPlanner;
 use super::planned::PlannedVideo;
 use crate::error::RequestError;
-use crate::metrics::Stage;
 use crate::processed::{TensorKey, TensorWriter, to_field};
 use chiasm_cpu::{CpuBudget, Ticket, price};
 

@@ -1,4 +1,16 @@
 //! Metrics of requests in the pipeline, for Prometheus.
+//!
+//! | module | is |
+//! |---|---|
+//! | `latency` | histograms of times that also give quantiles |
+//! | `buckets` | the bounds of histograms' buckets |
+//! | `cache_stats` | sums of cached tokens and latencies |
+//! | `media` | media items by source, and the memory of caches |
+//! | `objectives` | service-level objectives |
+//! | `roles` | requests whose stages are computed by several workers |
+//! | `workers` | sums over the requests of each worker |
+//! | `kinds` | values of labels |
+#![forbid(unsafe_code)]
 
 mod buckets;
 mod cache_stats;
@@ -206,12 +218,7 @@ impl PipelineMetrics {
 
     /// Updates the gauges. `workers` is the router's snapshot, and `present` has the workers that
     /// can take requests.
-    pub(super) fn refresh(
-        &self,
-        media: &MediaState,
-        workers: &[WorkerSnapshot],
-        present: &[WorkerId],
-    ) {
+    pub fn refresh(&self, media: &MediaState, workers: &[WorkerSnapshot], present: &[WorkerId]) {
         self.media.refresh(media);
         self.worker_sums.refresh(workers, &self.cache_stats(workers));
         for worker in present {
@@ -221,7 +228,7 @@ impl PipelineMetrics {
     }
 
     /// Removes the series of a worker that was removed for good.
-    pub(super) fn forget(&self, worker: WorkerId) {
+    pub fn forget(&self, worker: WorkerId) {
         self.routed.remove(&worker.into());
         self.roles.forget(worker);
     }
@@ -320,51 +327,51 @@ impl PipelineMetrics {
     }
 
     /// Counts the videos of a request that were planned without decoding.
-    pub(crate) fn count_planned_videos(&self, videos: usize) {
+    pub fn count_planned_videos(&self, videos: usize) {
         self.media.count_planned_videos(videos);
     }
 
     /// Counts videos that went to vLLM's own processor as whole files.
-    pub(crate) fn count_whole_videos(&self, cause: &'static str, videos: usize) {
+    pub fn count_whole_videos(&self, cause: &'static str, videos: usize) {
         self.media.count_whole_videos(cause, videos);
     }
 
     /// Counts a request that was planned again, because a media item differed from its plan.
-    pub(crate) fn count_replanned(&self) {
+    pub fn count_replanned(&self) {
         self.media.count_replanned();
     }
 
     /// Returns the number of times that a request was planned again.
-    #[cfg(test)]
-    pub(crate) fn replanned(&self) -> u64 {
+    #[cfg(feature = "test-support")]
+    pub fn replanned(&self) -> u64 {
         self.media.replanned()
     }
 
     /// Counts a recording whose tokens were read from its header.
-    pub(crate) fn count_planned_recording(&self) {
+    pub fn count_planned_recording(&self) {
         self.media.count_planned_recording();
     }
 
     /// Counts a recording that vLLM's own processor made before its request was routed.
-    pub(crate) fn count_whole_recording(&self, cause: &'static str) {
+    pub fn count_whole_recording(&self, cause: &'static str) {
         self.media.count_whole_recording(cause);
     }
 
     /// Returns the number of recordings that were planned.
-    #[cfg(test)]
-    pub(crate) fn planned_recordings(&self) -> u64 {
+    #[cfg(feature = "test-support")]
+    pub fn planned_recordings(&self) -> u64 {
         self.media.planned_recordings()
     }
 
     /// Returns the number of recordings that were made before their requests were routed.
-    #[cfg(test)]
-    pub(crate) fn whole_recordings(&self, cause: &'static str) -> u64 {
+    #[cfg(feature = "test-support")]
+    pub fn whole_recordings(&self, cause: &'static str) -> u64 {
         self.media.whole_recordings(cause)
     }
 
     /// Returns the number of videos that went to vLLM's own processor for a cause.
-    #[cfg(test)]
-    pub(crate) fn whole_videos(&self, cause: &'static str) -> u64 {
+    #[cfg(feature = "test-support")]
+    pub fn whole_videos(&self, cause: &'static str) -> u64 {
         self.media.whole_videos(cause)
     }
 
@@ -385,13 +392,13 @@ impl PipelineMetrics {
     }
 
     /// Returns the number of retries for this reason.
-    #[cfg(test)]
+    #[cfg(feature = "test-support")]
     pub fn retries(&self, retry: Retry) -> u64 {
         self.retries.get_or_create(&CauseLabel { cause: retry.name() }).get()
     }
 
     /// Returns the number of continuations with this finish reason.
-    #[cfg(test)]
+    #[cfg(feature = "test-support")]
     pub fn finishes(&self, finish: &Finish) -> u64 {
         self.finished_choices.get_or_create(&finished_label(finish)).get()
     }

@@ -192,7 +192,7 @@ impl MediaMetrics {
         self.replanned.inc();
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "test-support")]
     pub(super) fn replanned(&self) -> u64 {
         self.replanned.get()
     }
@@ -207,17 +207,17 @@ impl MediaMetrics {
         self.whole_recordings.get_or_create(&CauseLabel { cause }).inc();
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "test-support")]
     pub(super) fn planned_recordings(&self) -> u64 {
         self.planned_recordings.get()
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "test-support")]
     pub(super) fn whole_recordings(&self, cause: &'static str) -> u64 {
         self.whole_recordings.get_or_create(&CauseLabel { cause }).get()
     }
 
-    #[cfg(test)]
+    #[cfg(feature = "test-support")]
     pub(super) fn whole_videos(&self, cause: &'static str) -> u64 {
         self.whole_videos.get_or_create(&CauseLabel { cause }).get()
     }
