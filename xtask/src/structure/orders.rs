@@ -82,7 +82,7 @@ pub(super) const ORDERS: &[Order] = &[
                 "prompt_price",
                 "sampling",
             ]),
-            Level::Separate(&["error", "metrics", "model", "request_context"]),
+            Level::Separate(&["error", "model", "request_context"]),
             Level::Separate(&[
                 "answers",
                 "displaced",
