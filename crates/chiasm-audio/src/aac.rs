@@ -67,7 +67,7 @@ mod tests {
         Recording::read(file, &loader).map(|recording| recording.samples)
     }
 
-    /// Returns the recording with another edit, and with its rows repeated.
+    /// Returns the recording with another duration and start in its edit.
     fn with_edit(duration: u32, media_time: i32) -> Vec<u8> {
         let mut file = RECORDING.to_vec();
         let at = file.windows(4).position(|name| name == b"elst").unwrap() + 12;

@@ -131,10 +131,12 @@ fn frame_end(file: &[u8], start: usize, header: &FrameHeader) -> Result<usize, L
     while end < file.len() {
         crc.add(file[end]);
         end += 1;
-        // A checksum behind its content gives 0, and 0 already one byte before its end if its last
-        // byte is 0. Further zeros are not a frame's.
+        // The CRC is 0 after a frame and its checksum, and one byte earlier if the checksum's last
+        // byte is 0, and before the checksum if that is 0. At the end of the file, a third zero may
+        // also be padding.
         zeros = if crc.is_zero() { zeros + 1 } else { 0 };
-        let is_end = (1..=2).contains(&zeros) && end >= body + CHECKSUM_BYTES;
+        let max_zeros = if end < file.len() { 3 } else { 2 };
+        let is_end = (1..=max_zeros).contains(&zeros) && end >= body + CHECKSUM_BYTES;
         if is_end && is_boundary(file, end) {
             return Ok(end);
         }

@@ -15,7 +15,7 @@ const MAX_CHUNKS: usize = 64;
 const MAX_CHANNELS: u16 = 8;
 /// The size of a data chunk whose writer could not seek back to write its size.
 const UNKNOWN_SIZE: u32 = u32::MAX;
-/// The chunks that neither loader lets change the sound, whatever they contain.
+/// Chunks whose content neither loader uses for the samples.
 const HARMLESS_CHUNKS: [&[u8; 4]; 8] =
     [b"LIST", b"JUNK", b"junk", b"FLLR", b"PAD ", b"id3 ", b"ID3 ", b"iXML"];
 /// The smallest broadcast extension that FFmpeg accepts.

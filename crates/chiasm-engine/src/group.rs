@@ -78,8 +78,8 @@ pub struct Generation {
     /// The ports of the engines' collectives: first the one of the configuration, then the list.
     ports: [u16; 1 + LISTED_PORTS],
     coordinator: CoordinatorAddresses,
-    /// The reason why the generation ends; `None` while it lives.
-    dissolved: watch::Sender<Option<Arc<str>>>,
+    /// The rank that has ended the generation, and why; `None` while it lives.
+    dissolved: watch::Sender<Option<(u16, Arc<str>)>>,
     /// The engines that are ready.
     ready: watch::Sender<Vec<ReadyRank>>,
     connections: Mutex<Connections>,
@@ -282,9 +282,9 @@ impl Generation {
     /// Adds the connection to an engine, which ends with the generation.
     pub(crate) fn add_connection(&self, rank: u16, end: EndConnection) {
         self.connections().0.push((rank, end));
-        let reason = self.dissolved.borrow().clone();
-        if let Some(reason) = reason {
-            self.end_connections(None, &reason);
+        let dissolved = self.dissolved.borrow().clone();
+        if let Some((cause, reason)) = dissolved {
+            self.end_connections(cause, &reason);
         }
     }
 
@@ -294,22 +294,22 @@ impl Generation {
         let reason: Arc<str> = format!("rank {rank}: {why}").into();
         let is_first = self.dissolved.send_if_modified(|dissolved| {
             let is_first = dissolved.is_none();
-            dissolved.get_or_insert_with(|| reason.clone());
+            dissolved.get_or_insert_with(|| (rank, reason.clone()));
             is_first
         });
         if is_first {
             let Self { group, number: generation, .. } = self;
             tracing::info!(group, generation, %reason, "a group of engines ends");
-            self.end_connections(Some(rank), &reason);
+            self.end_connections(rank, &reason);
         }
     }
 
-    /// Ends the connections to all engines but one.
-    fn end_connections(&self, other_than: Option<u16>, reason: &Arc<str>) {
+    /// Ends the connections to all engines but the one of rank `cause`, which ends by itself.
+    fn end_connections(&self, cause: u16, reason: &Arc<str>) {
         // Each call comes back to this generation, so the lock must not be held.
         let connections = mem::take(&mut self.connections().0);
         for (rank, end) in connections {
-            if Some(rank) != other_than {
+            if rank != cause {
                 end(reason);
             }
         }
@@ -322,9 +322,8 @@ impl Generation {
     /// Waits until the generation has ended, and returns the reason.
     pub(crate) async fn dissolved(&self) -> Arc<str> {
         let mut dissolved = self.dissolved.subscribe();
-        let reason =
-            dissolved.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        reason.unwrap_or_else(|| "its group has ended".into())
+        let ended = dissolved.wait_for(Option::is_some).await.ok().and_then(|it| it.clone());
+        ended.map_or_else(|| "its group has ended".into(), |(_, reason)| reason)
     }
 }
 

@@ -494,7 +494,8 @@ impl ProcessorItem {
         let modality = self.encoded.modality.clone();
         let mut identity = PlanClass::item_identity(&class.class.processor, &self.fingerprint);
         if modality == Modality::Audio {
-            // No engine combines tensors that it holds with a wrong prediction of their tokens.
+            // Another prediction is another item, so an engine never pairs cached tensors with
+            // wrong tokens.
             identity = PlanClass::item_identity(&identity, &self.metadata.digest());
         }
         let hash = chiasm_media::mm_hash(&self.encoded.content, &modality, &identity);
@@ -524,7 +525,7 @@ impl ProcessorItem {
             key: self.key,
             metadata: self.metadata.clone(),
             tensors: Mutex::new(self.tensors.clone()),
-            unplanned: OnceLock::new(),
+            mismatched: OnceLock::new(),
             cpu: cpu.clone(),
         })
     }

@@ -32,8 +32,8 @@ pub(crate) enum Unusable {
     EmptyRequest { status: u16, path: &'static str },
     /// A vLLM that does not have the expected number of engines.
     #[error(
-        "it has {found} engines (vllm:num_requests_running of /metrics), not {expected}: \
-             correct ranks={expected} after its address"
+        "its address has ranks={expected}, but it has {found} engines \
+         (vllm:num_requests_running of /metrics)"
     )]
     OtherRanks { found: usize, expected: u16 },
     /// A vLLM that does not report its block size.

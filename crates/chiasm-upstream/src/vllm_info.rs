@@ -255,8 +255,8 @@ fn kv_source(
     if engine.is_none() && sources.len() > 1 {
         let count = sources.len();
         return unknown_kv(&format!(
-            "it has {count} engines (--data-parallel-size) and selects one by itself; with \
-             ranks={count} after a vllm+ address, Chiasm does"
+            "it has {count} engines (--data-parallel-size) and selects one by itself; in token \
+             mode, ranks={count} after a vllm+ address lets Chiasm select"
         ));
     }
     let source = match engine {

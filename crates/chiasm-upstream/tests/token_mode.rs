@@ -279,11 +279,11 @@ async fn each_engine_of_a_server_is_a_worker() {
         assert_eq!(load.unwrap().running, 3 + rank as u64);
     }
     let error = server.connect(",ranks=3").await.unwrap_err();
-    assert!(error.contains("it has 2 engines"), "{error}");
+    assert!(error.contains("has ranks=3, but it has 2 engines"), "{error}");
     // Without their number, the server chooses.
     let backend = server.connect("").await.unwrap();
     let KvSource::Unknown { why } = &backend.capabilities().kv else { panic!("events") };
-    assert!(why.contains("with ranks=2 after"), "{why}");
+    assert!(why.contains("mode, ranks=2 after"), "{why}");
     run(&*backend, job(sampling())).await;
     let (headers, _) = server.requests().remove(0);
     assert!(!headers.contains_key("x-data-parallel-rank"));

@@ -54,13 +54,23 @@ def describe_audio(processor: Processor) -> dict[str, Any] | None:
             },
             "channels": parser.target_channels,
             "loader": find_loader(processor.audio_io_kwargs()),
-            **{name: getattr(envs, variable, None) for name, variable in LIMITS.items()},
+            **{name: _limit(name) for name in LIMITS},
         }
         return description | {"probes": list(make_probes(processor, extractor))}
     # The frontend works without a description, so no error may end the server.
     except Exception as error:
         print(f"recordings are not planned: {type(error).__name__}: {error}", flush=True)
         return None
+
+
+def _limit(name: str) -> float | None:
+    """Returns a limit of vLLM; None if there is none."""
+    value = getattr(envs, LIMITS[name], None)
+    if value is None:
+        return None
+    if not 0 <= value < 2**63:
+        raise ValueError(f"{LIMITS[name]}={value}")
+    return value if name == "max_seconds" else _whole(value)
 
 
 def _whole(number: float) -> int:

@@ -53,8 +53,7 @@ impl<H: EngineHost> EngineHost for GroupHost<H> {
         self.host.max_retry_pause()
     }
 
-    // Records and engines of earlier frontends are not passed on: a group never outlives this
-    // process.
+    // `record_name` and `take_over` keep their defaults: a group never outlives this process.
     fn describe(&self) -> String {
         let size = self.group.size();
         format!("{} (rank {} of a group of {size})", self.host.describe(), self.rank)
@@ -91,7 +90,7 @@ impl RunningEngine for GroupEngine {
         async {
             let generation = self.membership.generation.clone();
             tokio::select! {
-                // First, because it explains an end that several engines have at once.
+                // The engine's own end explains more than that of its group.
                 biased;
                 end = self.engine.exited() => {
                     self.membership.end(first_line(&end));

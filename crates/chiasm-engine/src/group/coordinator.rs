@@ -5,12 +5,10 @@ use chiasm_zmtp::{Event, Pull, XPub};
 
 use crate::wire::coordinator::{READY, Report, encode_start, is_subscription};
 
-/// The state of a group's waves. Does no I/O. It lives as long as the engines of a generation, so
-/// no engine ever meets a coordinator without this state.
+/// The state of a group's waves. Does no I/O. It is created with a generation and dropped with it,
+/// so an engine that reconnects finds it.
 #[derive(Debug)]
 struct Waves {
-    /// The number of engines in the group.
-    size: usize,
     /// The number of subscriptions until the group is formed.
     missing: usize,
     /// The number of the running wave, or of the next one.
@@ -30,7 +28,7 @@ enum Broadcast {
 impl Waves {
     /// Creates the state of a group whose engines have yet to start.
     fn forming(size: usize) -> Self {
-        Self { size, missing: size, wave: 0, is_running: false }
+        Self { missing: size, wave: 0, is_running: false }
     }
 
     /// Handles a subscription: one of the first, or that of an engine that has reconnected and may
@@ -73,7 +71,7 @@ pub(super) async fn coordinate(size: usize, mut publisher: XPub, mut reports: Pu
             event = publisher.next() => match event {
                 Event::Message { frames, .. } if is_subscription(&frames) => {
                     let missing = waves.missing.saturating_sub(1);
-                    tracing::debug!(size = waves.size, missing, "an engine joined its group");
+                    tracing::debug!(size, missing, "an engine joined its group");
                     waves.on_subscription()
                 }
                 Event::Message { .. } | Event::Connected { .. } | Event::Disconnected { .. } => {

@@ -39,9 +39,6 @@ pub enum ItemError {
     /// The agent accepts no cuts of videos.
     #[error("this agent does not accept cuts of videos (--take-tensors)")]
     NoCuts,
-    /// The agent does not plan such a video, for this cause.
-    #[error("the agent does not plan the video ({0})")]
-    NotPlanned(&'static str),
     /// The placeholder has no embeddings, or exceeds the prompt.
     #[error("the placeholder is empty or exceeds the prompt")]
     NoPlaceholder,

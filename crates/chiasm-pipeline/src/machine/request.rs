@@ -77,6 +77,15 @@ impl CutFailure {
         Self { cause: "limit", reason: reason.to_owned() }
     }
 
+    /// Returns the failure of a video that this process plans in another way than the frontend.
+    pub(super) fn other_plan(how: &str) -> Self {
+        let reason = format!(
+            "the agent plans the video differently ({how}): its version or its settings of videos \
+             are not the frontend's"
+        );
+        Self { cause: "other_plan", reason }
+    }
+
     /// Returns the failure for a processor that can't be started.
     pub(super) fn processor(error: impl ToString) -> Self {
         Self { cause: "processor", reason: error.to_string() }

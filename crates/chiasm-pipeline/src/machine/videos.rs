@@ -72,11 +72,12 @@ impl MachineVideos {
         self.cuts.put(hash, parts).map_err(|_| CutError::OtherFrames)
     }
 
-    /// Checks a video of a job.
+    /// Checks a video of a job. If this process plans the video differently, its settings are not
+    /// the frontend's; the frontend then sends tensors.
     ///
     /// # Errors
-    /// Returns an error if this process plans the video differently, or if the worker can't encode
-    /// it.
+    /// Returns an error if the prompt does not have the placeholder, or if the worker can't encode
+    /// the video.
     pub(super) async fn check(
         self: &Arc<Self>,
         worker: &Worker,
@@ -87,16 +88,17 @@ impl MachineVideos {
     ) -> Result<JobItem, ItemError> {
         let VideoItem { hash, placeholder, description } = item;
         let video = match self.planner.plan_received(&description, class).await? {
-            Ok(video) => video,
-            Err(VideoRefusal::NotPlanned(cause)) => return Err(ItemError::NotPlanned(cause)),
-            Err(VideoRefusal::Limit) => {
+            Ok(video) if video.hash == hash => video,
+            refused => {
+                let failure = match refused {
+                    Ok(_) => CutFailure::other_plan("another identity"),
+                    Err(VideoRefusal::NotPlanned(cause)) => CutFailure::other_plan(cause),
+                    Err(VideoRefusal::Limit) => CutFailure::limit(),
+                };
                 check_in_prompt(&placeholder, tokens)?;
-                return Ok(self.whole(hash, placeholder, 0, CutFailure::limit(), request));
+                return Ok(self.whole(hash, placeholder, 0, failure, request));
             }
         };
-        if video.hash != hash {
-            return Err(ItemError::OtherIdentity);
-        }
         if !matches_placeholder(&video.plan.runs, &placeholder, tokens) {
             return Err(ItemError::OtherPlaceholder);
         }

@@ -54,7 +54,7 @@ impl ReleaseProcessor {
         let predictor = if !may_predict {
             // Predictions of this request were wrong already.
             Err(OTHER_LENGTH)
-        } else if settings.change_recordings() {
+        } else if settings.may_change_recordings() {
             Err("kwargs")
         } else {
             RecordingPredictor::new(settings.greeting(), &self.options)
@@ -85,8 +85,8 @@ impl ReleaseProcessor {
         }
     }
 
-    /// Returns `true` if an item's metadata are those of its tensors. Predictions that are not are
-    /// replaced.
+    /// Returns `true` if the tensors have the predicted tokens. Replaces the cached metadata if
+    /// anything differs.
     pub(super) fn confirm(
         &self,
         key: MmHash,
@@ -114,7 +114,7 @@ impl ReleaseProcessor {
 
 impl ProcessorSettings {
     /// Returns `true` if the request's settings may change the tokens of recordings.
-    fn change_recordings(&self) -> bool {
+    fn may_change_recordings(&self) -> bool {
         let io_kwargs = self.io_kwargs.get(Modality::Audio.name()).and_then(Value::as_object);
         !self.processor_kwargs.is_empty() || io_kwargs.is_some_and(|kwargs| !kwargs.is_empty())
     }
@@ -202,12 +202,12 @@ impl RecordingPredictor {
         let (marker, token) = probes.first().and_then(parse_update).ok_or("model")?;
         let limits = RecordingLimits::new(description, options);
         let predictor = Self { model, loader, marker, token, limits };
-        let is_confirmed = probes.iter().all(|probe| predictor.explains(probe));
+        let is_confirmed = probes.iter().all(|probe| predictor.matches_probe(probe));
         if is_confirmed { Ok(predictor) } else { Err("model") }
     }
 
     /// Returns `true` if the formulas give the result of a probe.
-    fn explains(&self, probe: &AudioProbe) -> bool {
+    fn matches_probe(&self, probe: &AudioProbe) -> bool {
         let AudioProbe { samples, rate, elements, updates } = probe;
         let Ok(size) = self.model.size(*samples, *rate) else { return false };
         let predicted = self.predict_size(size);

@@ -33,9 +33,9 @@ pub(super) struct ProcessorItemSource {
     /// The tensors that were in memory when the request was planned, for the first engine that
     /// requests them.
     pub(super) tensors: Mutex<Option<Arc<ItemTensors>>>,
-    /// The tensors of a recording that do not fit the prompt. They stay in memory until the
-    /// request has been planned again.
-    pub(super) unplanned: OnceLock<Arc<ItemTensors>>,
+    /// Tensors with other tokens than were predicted. They stay in memory until the request has
+    /// been planned again.
+    pub(super) mismatched: OnceLock<Arc<ItemTensors>>,
     pub(super) cpu: CpuBudget,
 }
 
@@ -97,14 +97,19 @@ impl ProcessorItemSource {
     async fn make_planned(&self) -> Result<Arc<ItemTensors>, RequestError> {
         let Self { processor, metadata, .. } = self;
         let stale = || RequestError::stale_plan("the recording's length differs from its header's");
-        if self.unplanned.get().is_some() {
+        // This request or another one has found out already.
+        let is_replaced = || {
+            let now = processor.metadata.get(&self.key);
+            metadata.is_predicted && now.is_some_and(|now| now.updates != metadata.updates)
+        };
+        if self.mismatched.get().is_some() || is_replaced() {
             return Err(stale());
         }
         let tensors = processor.make(&self.encoded, &self.settings, self.key).await?;
         if processor.confirm(self.key, metadata, &tensors) {
             return Ok(tensors);
         }
-        self.unplanned.get_or_init(|| tensors);
+        self.mismatched.get_or_init(|| tensors);
         Err(stale())
     }
 }

@@ -134,10 +134,15 @@ impl PlannedVideo {
         video: VideoProperties,
         request: Arc<VideoRequest>,
         key: MmHash,
-        fingerprint: Vec<u8>,
+        mut fingerprint: Vec<u8>,
         limits: &PlanLimits,
         file_bytes: usize,
     ) -> Result<Self, Cause> {
+        // Other properties are another item: a machine that reads the file's index differently, or
+        // states wrong properties, must not exchange tensors with this one.
+        fingerprint.extend(video.frames.to_le_bytes());
+        fingerprint.extend(video.fps.to_bits().to_le_bytes());
+        fingerprint.extend([video.width, video.height].into_iter().flat_map(u32::to_le_bytes));
         let videos: &VideoModel = model.videos.as_ref().map_err(|reason| reason.cause())?;
         if !limits.allow_file(&video, file_bytes) {
             return Err(LIMIT);

@@ -16,7 +16,7 @@ use crate::error::RequestError;
 use crate::processed::{TensorKey, TensorWriter, to_field};
 use chiasm_cpu::{CpuBudget, Ticket, price};
 
-/// A planned video for workers of one class, whoever has its file.
+/// A planned video for workers of one class. Its file may be on another machine.
 #[derive(Clone, Copy)]
 pub(crate) struct VideoTensors<'a> {
     pub(super) videos: &'a VideoPlanner,

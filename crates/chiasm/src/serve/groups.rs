@@ -165,14 +165,18 @@ pub(super) fn gpus_of_rank(
     else {
         return Ok(None);
     };
-    check_gpu_count((index + 1) * count, "groups of engines need", visible.as_deref())?;
+    check_gpu_count(
+        (index + 1).saturating_mul(count),
+        "groups of engines need",
+        visible.as_deref(),
+    )?;
     let size = u32::from(size);
     if count % size != 0 {
         return Err(CliError::Usage(format!(
             "--gpus-per-engine {count} can't be divided among the {size} engines of a group"
         )));
     }
-    let first = index * count + u32::from(rank) * (count / size);
+    let first = index.saturating_mul(count) + u32::from(rank) * (count / size);
     Ok(Some((first..first + count / size).map(|gpu| gpu.to_string()).collect()))
 }
 
@@ -183,7 +187,7 @@ fn gpus_per_rank(vllm_args: &[String]) -> u32 {
             .and_then(|text| text.parse().ok())
             .unwrap_or(1_u32)
     };
-    GPU_FACTORS.iter().map(factor).fold(1, u32::saturating_mul)
+    GPU_FACTORS.iter().map(factor).fold(1, u32::saturating_mul).max(1)
 }
 
 /// Returns `true` if a model's layers have experts, which engines of a group divide.
