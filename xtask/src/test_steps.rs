@@ -146,7 +146,7 @@ const STEPS: &[Step] = &[
         .variables(&[("CHIASM_SOAK_SECONDS", "120")])
         .budget(180),
     step("vllm", "vLLM and models ready", Action::AwaitEngines).needs(Needs::RealEngines),
-    step("real-engines", "real engines: server", one_at_a_time!("real_vllm::")).real_engines(1000),
+    step("real-engines", "real engines: server", one_at_a_time!("real_vllm::")).real_engines(1200),
     step("processor", "vLLM's processor", Action::ProcessorTests).real_engines(90),
     step("real-processor", "vLLM's processor: server", one_at_a_time!("real_processor::"))
         .real_engines(300),

@@ -15,7 +15,7 @@ use crate::gauges;
 use crate::server::{RequestError, Server, fault};
 use crate::sglang;
 use crate::trtllm;
-use crate::vllm_info::{METRICS, MODELS, RUNNING};
+use crate::vllm_info::{CACHE_CONFIG, METRICS, MODELS};
 
 /// The interval between requests for a server's load, which are also liveness probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -64,7 +64,7 @@ impl Mode {
     pub(crate) fn gauges(&self) -> Option<Gauges> {
         match self {
             Self::Vllm { .. } | Self::Messages { is_vllm: true, .. } => Some(Gauges {
-                running: RUNNING,
+                running: "vllm:num_requests_running",
                 waiting: "vllm:num_requests_waiting",
                 kv_usage: "vllm:kv_cache_usage_perc",
             }),
@@ -242,13 +242,13 @@ fn set_once<T>(cell: &watch::Sender<Option<T>>, value: T) {
 /// Parses the load of a server, or of one of its engines, from the server's metrics. Returns `None`
 /// if it does not have the engine.
 fn load(text: &str, names: &Gauges, engine: Option<u64>) -> Option<Load> {
-    let sum = |name| gauges::sum(text, name, engine).map(|sum| sum.max(0.0) as u64);
-    let running = match sum(names.running) {
-        None if engine.is_some() => return None,
-        running => running.unwrap_or(0),
-    };
+    if engine.is_some_and(|engine| !gauges::engines(text, CACHE_CONFIG).contains(&engine)) {
+        return None;
+    }
+    // A gauge of load may be missing until the first request.
+    let sum = |name| gauges::sum(text, name, engine).unwrap_or(0.0).max(0.0) as u64;
     let kv_usage = gauges::mean(text, names.kv_usage, engine).unwrap_or(0.0).clamp(0.0, 1.0);
-    Some(server_load(running, sum(names.waiting).unwrap_or(0), kv_usage))
+    Some(server_load(sum(names.running), sum(names.waiting), kv_usage))
 }
 
 /// Returns the load of a server that reports only these values.

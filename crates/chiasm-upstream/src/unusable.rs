@@ -33,7 +33,7 @@ pub(crate) enum Unusable {
     /// A vLLM that does not have the expected number of engines.
     #[error(
         "its address has ranks={expected}, but it has {found} engines \
-         (vllm:num_requests_running of /metrics)"
+         (vllm:cache_config_info of /metrics)"
     )]
     OtherRanks { found: usize, expected: u16 },
     /// A vLLM that does not report its block size.

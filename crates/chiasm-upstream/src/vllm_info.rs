@@ -22,8 +22,9 @@ use crate::unusable::Unusable;
 /// The path for generating from tokens.
 pub(crate) const GENERATE: &str = "inference/v1/generate";
 pub(crate) const METRICS: &str = "metrics";
-/// The gauge of running requests, which every engine has from its start.
-pub(crate) const RUNNING: &str = "vllm:num_requests_running";
+/// The metric whose labels are the settings of the KV cache. Unlike the gauges of load, each engine
+/// has it from its start.
+pub(crate) const CACHE_CONFIG: &str = "vllm:cache_config_info";
 const VERSION: &str = "version";
 pub(crate) const MODELS: &str = "v1/models";
 const EVENT_SOURCES: &str = "kv_event_sources";
@@ -58,7 +59,7 @@ impl ServerEngine {
     /// Returns [`Unusable::OtherRanks`] if the server has another number of engines.
     fn find(metrics: &str, rank: Rank) -> Result<Self, Unusable> {
         // A request names an engine by its position in the order of numbers.
-        let engines = gauges::engines(metrics, RUNNING);
+        let engines = gauges::engines(metrics, CACHE_CONFIG);
         match engines.iter().nth(rank.index.into()) {
             Some(&number) if engines.len() == usize::from(rank.count) => Ok(Self { rank, number }),
             _ => Err(Unusable::OtherRanks { found: engines.len(), expected: rank.count }),
@@ -98,7 +99,7 @@ impl VllmInfo {
         let (model, max_model_len) = models.find_with_context(names)?;
         let metrics = server.get(METRICS).await?;
         let metrics = String::from_utf8_lossy(&metrics);
-        let setting = |label| gauges::label(&metrics, "vllm:cache_config_info", label);
+        let setting = |label| gauges::label(&metrics, CACHE_CONFIG, label);
         let block_size =
             setting("block_size").and_then(|size| BlockSize::new(size.try_into().ok()?));
         let block_size = block_size.ok_or(Unusable::NoBlockSize)?;

@@ -79,17 +79,16 @@ impl Server {
             requires_key,
             is_slow: AtomicBool::new(false),
         });
-        let loads = numbers.clone().map(|number| {
+        let metrics = numbers.clone().map(|number| {
             let running = number - first + 3;
+            let config = "block_size=\"16\",num_gpu_blocks=\"100\"";
             format!(
                 "vllm:num_requests_running{{engine=\"{number}\"}} {running}.0\n\
-                 vllm:kv_cache_usage_perc{{engine=\"{number}\"}} 0.5\n"
+                 vllm:kv_cache_usage_perc{{engine=\"{number}\"}} 0.5\n\
+                 vllm:cache_config_info{{engine=\"{number}\",{config}}} 1.0\n"
             )
         });
-        let metrics: String = loads.collect();
-        let metrics = format!(
-            "{metrics}vllm:cache_config_info{{block_size=\"16\",num_gpu_blocks=\"100\"}} 1.0\n"
-        );
+        let metrics: String = metrics.collect();
         let models = json!({"data": [
             {"id": "lora", "owned_by": "vllm", "parent": "m", "max_model_len": null},
             {"id": "m", "owned_by": "vllm", "parent": null, "max_model_len": 4096},

@@ -20,6 +20,9 @@ impl VllmServes {
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/vllm_serves.py");
         let mut child = Command::new(python)
             .args(["-B", script])
+            // vLLM 0.33 would bind several engines of one server to nodes of memory that there
+            // are not.
+            .env("VLLM_CPU_SIM_MULTI_NUMA", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
