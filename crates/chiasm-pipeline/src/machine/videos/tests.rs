@@ -323,9 +323,12 @@ async fn processor_of_another_release_decodes_nothing() {
     assert_eq!(test.video_slots(), None);
 }
 
+/// A change of a description, and a part of the reason that the agent gives.
+type Change = (fn(&mut VideoDescription), &'static str);
+
 #[tokio::test]
 async fn tensors_replace_cuts_of_other_plans() {
-    let changes: [(fn(&mut VideoDescription), &str); 7] = [
+    let changes: [Change; 7] = [
         (|video| video.content = [1; 32], "identity"),
         (|video| video.io_kwargs = r#"{"image": 1}"#.into(), "unknown_kwarg"),
         (|video| video.processor_kwargs = "".into(), "invalid_kwarg"),
