@@ -125,7 +125,7 @@ fn check_frames(file: &[u8], first: usize, info: &StreamInfo) -> Result<u64, Len
 /// the bytes before is right.
 fn frame_end(file: &[u8], start: usize, header: &FrameHeader) -> Result<usize, LengthError> {
     let body = start + header.bytes;
-    let mut crc = Crc16::of(&file[start..body]);
+    let mut crc = Crc16::from_bytes(&file[start..body]);
     let mut end = body;
     let mut zeros = 0;
     while end < file.len() {

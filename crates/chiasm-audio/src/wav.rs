@@ -125,9 +125,12 @@ impl Layout {
 
         let short = |at| u16_le_at(body, at).ok_or(LengthError::Malformed);
         let long = |at| u32_le_at(body, at).ok_or(LengthError::Malformed);
-        let (mut encoding, channels) = (short(0)?, short(2)?);
-        let (rate, bytes_per_second) = (long(4)?, long(8)?);
-        let (block_bytes, bits) = (short(12)?, short(14)?);
+        let mut encoding = short(0)?;
+        let channels = short(2)?;
+        let rate = long(4)?;
+        let bytes_per_second = long(8)?;
+        let block_bytes = short(12)?;
+        let bits = short(14)?;
         let is_size_known = match encoding {
             EXTENSIBLE => body.len() == 40 && short(16)? == 22 && short(18)? == bits,
             _ => [16, 18].contains(&body.len()),

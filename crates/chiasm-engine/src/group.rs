@@ -398,7 +398,8 @@ mod tests {
         let generation = generation.unwrap();
         let ended = Arc::new(Mutex::new(Vec::new()));
         let add = |rank| {
-            let (ended, again) = (ended.clone(), Arc::downgrade(&generation));
+            let ended = ended.clone();
+            let again = Arc::downgrade(&generation);
             let end = move |reason: &Arc<str>| {
                 ended.lock().unwrap().push((rank, reason.to_string()));
                 // As the end of a connection does.

@@ -29,7 +29,7 @@ const fn crc16_table() -> [u16; 256] {
 pub(super) struct Crc16(u16);
 
 impl Crc16 {
-    pub(super) fn of(bytes: &[u8]) -> Self {
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
         let mut crc = Self(0);
         bytes.iter().for_each(|&byte| crc.add(byte));
         crc
@@ -64,6 +64,6 @@ mod tests {
     #[test]
     fn checksums_of_the_check_string() {
         assert_eq!(crc8(b"123456789"), 0xF4);
-        assert_eq!(Crc16::of(b"123456789").0, 0xFEE8);
+        assert_eq!(Crc16::from_bytes(b"123456789").0, 0xFEE8);
     }
 }

@@ -222,7 +222,8 @@ mod tests {
         let endpoints = hosts[0].endpoints(&sockets);
         let start = |host| GroupHost::start(host, WorkerId(0), &endpoints, &sockets);
         let (first, second) = join(start(&hosts[0]), start(&hosts[1])).await;
-        let (mut first, second) = (first.unwrap(), second.unwrap());
+        let mut first = first.unwrap();
+        let second = second.unwrap();
         second.fail("it was not ready after 5 s\nmore");
         second.stop().await;
         let end = "its group ended: rank 1: it was not ready after 5 s";
